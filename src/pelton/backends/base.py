@@ -1,0 +1,218 @@
+"""What a backend offers to the engine, and the flat data that crosses between them.
+
+The runner introduces a model to a backend: `load` records the model over the backend's own `Ops` and packs its
+weights; `submit` runs one step; `Pending.sample` draws tokens. The layout of KV memory is the backend's
+own; it can be moved with `kv_copy`, `kv_read` and `kv_write`, whose bytes are opaque.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from pelton.formats.quants import WeightType
+
+BLOCK_TOKENS = 32
+"""Tokens per block of KV memory."""
+NULL_BLOCK = 0
+"""Block 0 is never handed out: table entries of blocks that were given back point to it."""
+
+KVType = Literal["f32", "bf16"]
+I32 = npt.NDArray[np.int32]
+F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight as the backend gets it: file bytes, not yet packed.
+
+    `shape` is (rows, columns) or (columns,), rows first; stacked experts are (experts, rows, columns). `data` is a
+    read-only uint8 view of the file. `row_order` (if given) says which file row becomes row i: the llama
+    family's GGUF files store Q and K rows permuted. Small float weights may come already as float32 bytes.
+    """
+
+    name: str
+    type: WeightType
+    shape: tuple[int, ...]
+    data: U8
+    row_order: I32 | None = None
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """Layers with the same memory need. `num_layers` of them share one block table per sequence."""
+
+    kind: Literal["full", "window", "latent", "state", "cross", "none"]
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's flat inputs. Sequence s owns rows seq_starts[s] .. seq_starts[s+1]-1, in position order.
+
+    The slot of a token is derived: block `tables[g][s, p // 32]`, place `p % 32` in it. Keys of earlier
+    positions must have been stored by earlier steps (or copied, or written).
+    """
+
+    ids: I32  # [T]
+    positions: I32  # [T]
+    seq_starts: I32  # [S + 1]
+    tables: tuple[I32, ...]  # per cache group [S, max blocks]
+    logit_rows: I32  # [R] rows of the step whose logits are sampled; a row may stand more than once (forks)
+
+
+@dataclass(frozen=True)
+class SampleArrays:
+    """Per-row sampling parameters of the R rows of `logit_rows`. Sparse lists are CSR: row r owns entries
+    offsets[r] .. offsets[r+1]-1. Temperature 0 is greedy. The order of the chain stands in `engine.sampling`.
+    """
+
+    temperature: F32
+    top_p: F32
+    min_p: F32
+    top_k: I32  # 0: all
+    seed: npt.NDArray[np.uint64]
+    choice: I32
+    position: I32  # output position: 0 for the first generated token
+    repetition: F32
+    presence: F32
+    frequency: F32
+    history_offsets: I32  # [R + 1] tokens that penalties look at
+    history_ids: I32
+    history_counts: I32  # times in the output; 0: in the prompt only
+    bias_offsets: I32  # [R + 1] logit_bias; -inf bans a token
+    bias_ids: I32
+    bias_values: F32
+    num_logprobs: int = 0  # the largest over the rows, -1: none wanted
+    masks: npt.NDArray[np.uint32] | None = None  # [R, ceil(vocab/32)] bits of allowed tokens
+    mask_rows: I32 | None = None  # [R] row of `masks` for each row, -1: none
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What sampling drew. Logprobs are of the raw model distribution (before penalties, bias, temperature)."""
+
+    ids: I32  # [R]
+    logprobs: F32  # [R] of the drawn ids; zeros where none were wanted
+    top_ids: I32  # [R, num_logprobs]
+    top_logprobs: F32
+
+
+class Pending(Protocol):
+    """A submitted step."""
+
+    def sample(self, params: SampleArrays) -> Sampled:
+        """Draw one token per logit row. Blocks until the step has run."""
+        ...
+
+    def logits(self) -> F32:
+        """[R, vocab] whole logits, for tests and `bench quality`; costs memory."""
+        ...
+
+    def wait(self) -> None:
+        """Block until the step has run; for steps without logit rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes that a model needs in the engine process, exact before load."""
+
+    weights: int
+    kv_per_block: tuple[int, ...]  # per cache group
+    arena: int
+
+
+class Executor(Protocol):
+    """A loaded model: weights packed, plan recorded, KV memory allocated."""
+
+    def submit(self, batch: Batch) -> Pending:
+        """Start one step."""
+        ...
+
+    def kv_copy(self, group: int, src: int, dst: int, num_tokens: int) -> None:
+        """Copy the first `num_tokens` slots of a block, in all the group's layers."""
+        ...
+
+    def kv_read(self, group: int, blocks: Sequence[int]) -> bytes:
+        """The opaque bytes of some blocks."""
+        ...
+
+    def kv_write(self, group: int, blocks: Sequence[int], data: bytes) -> None:
+        """Write back what `kv_read` gave."""
+        ...
+
+    def dump(self) -> str:
+        """The plan as text."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """The numerics fingerprint: equal fingerprints give equal bits."""
+        ...
+
+    def close(self) -> None:
+        """Give all memory back."""
+        ...
+
+
+@dataclass(frozen=True)
+class LoadSpec:
+    """Everything a backend needs to load one model. `record(ops, weights, batch)` is the model's step function
+    with its config bound; it is called once with the backend's own ops and refs."""
+
+    record: Callable[[Any, Mapping[str, Any], Any], Any]
+    weights: Mapping[str, Weight]
+    groups: tuple[CacheGroup, ...]
+    vocab_size: int
+    kv_type: KVType
+    num_blocks: tuple[int, ...]  # per cache group, block 0 (NULL_BLOCK) included
+    max_tokens: int  # upper bound of T in one step
+    max_sequences: int  # upper bound of S and of R in one step
+    max_context: int
+
+
+class Backend(Protocol):
+    """One kind of device. Found by name through `backends.base.find`."""
+
+    name: str
+    is_exact: bool
+
+    def plan_memory(self, spec: LoadSpec) -> MemoryPlan:
+        """Exact needs of `spec`, without reading the weights' bytes."""
+        ...
+
+    def load(self, spec: LoadSpec, progress: Callable[[float], None] | None = None) -> Executor:
+        """Pack, record, allocate. `progress` gets the share of weights that is packed."""
+        ...
+
+
+@dataclass(frozen=True)
+class BackendConfig:
+    """What is set from outside for every backend."""
+
+    num_threads: int
+    isa: str | None = None  # None: the best this machine has
+    profile: bool = False
+    pin_threads: bool = False
+
+
+def find(name: str, config: BackendConfig) -> Backend:
+    """The backend of that name. Raises `ConfigError` for an unknown one."""
+    from pelton.errors import ConfigError
+
+    if name == "cpu":
+        from pelton.backends.cpu.backend import CpuBackend
+
+        return CpuBackend(config)
+    raise ConfigError(f"there is no backend named {name!r}; this build has: cpu")

@@ -1,0 +1,1 @@
+"""The CPU backend: record, plan, replay in C++."""

@@ -1,0 +1,93 @@
+"""Every setting. This module is the only reader of the environment: C++ and all other modules are told.
+
+Each setting is a field here; its environment variable is PELTON_ and the field's name in capitals.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import platformdirs
+
+from pelton.errors import ConfigError
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How one model is run. Sent to the engine process as it starts."""
+
+    threads: int = 0
+    """0: one per physical core this process may use."""
+    isa: str = ""
+    """"": the best this CPU has; or generic, avx2, avx512, amx."""
+    kv_dtype: str = "bf16"
+    context: int = 0
+    """Tokens a sequence may hold; 0: what the model was trained for, as far as memory allows."""
+    kv_memory: int = 0
+    """Bytes for KV memory; 0: decided from the machine's free memory."""
+    max_batch_tokens: int = 512
+    """The token budget of one step, shared by decodes and prefill chunks."""
+    max_sequences: int = 64
+    """Sequences that run at once."""
+    max_queue: int = 256
+    """Requests that may wait; one more is refused with 429."""
+    prefix_cache: bool = True
+    profile: bool = False
+
+
+class HubConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where models are kept and fetched from."""
+
+    home: Path
+    offline: bool = False
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The HTTP server."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    drain_timeout: float = 30.0
+    max_body: int = 32 << 20
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings of one Pelton process."""
+
+    engine: EngineConfig
+    hub: HubConfig
+    server: ServerConfig
+
+
+def _read(section: type[msgspec.Struct], environment: dict[str, str], overrides: dict[str, Any]) -> Any:
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(section):
+        variable = f"PELTON_{field.name.upper()}"
+        if overrides.get(field.name) is not None:
+            values[field.name] = overrides[field.name]
+        elif variable in environment:
+            try:
+                values[field.name] = msgspec.convert(environment[variable], field.type, strict=False)
+            except msgspec.ValidationError as error:
+                raise ConfigError(f"{variable}={environment[variable]!r}: {error}", param=field.name) from None
+    return section(**values)
+
+
+def load(**overrides: Any) -> Config:
+    """Settings from keyword arguments (None: not given), then the environment, then the defaults."""
+    environment = dict(os.environ)
+    known = {field.name for section in (EngineConfig, HubConfig, ServerConfig) for field in msgspec.structs.fields(section)}
+    if unknown := sorted(set(overrides) - known):
+        raise ConfigError(f"unknown settings: {', '.join(unknown)}")
+    hub = {"home": Path(platformdirs.user_data_dir("pelton"))}
+    if home := environment.get("PELTON_HOME"):
+        hub["home"] = Path(home)
+    if environment.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
+        hub["offline"] = True  # type: ignore[assignment]
+    return Config(
+        engine=_read(EngineConfig, environment, overrides),
+        hub=_read(HubConfig, environment, {**hub, **{k: v for k, v in overrides.items() if v is not None}}),
+        server=_read(ServerConfig, environment, overrides),
+    )

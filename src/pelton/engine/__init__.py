@@ -1,0 +1,1 @@
+"""The engine: schedule, run, sample, commit, emit. Start at engine.py."""

@@ -1,0 +1,133 @@
+"""Everything that can go wrong, as types.
+
+    PeltonError                       500  the root; anything else that escapes is a bug
+    |- InvalidRequest                 400  the client's request cannot be served as it stands
+    |  |- ContextLengthExceeded       400  prompt and max_tokens do not fit the context: names both numbers
+    |  `- RequestTooLarge             413  a body or a field over its bound
+    |- ModelNotFound                  404  no model of that name
+    |- Overloaded                     429  the queue is full: try again after `retry_after` seconds
+    |- Unavailable                    503  draining, or the engine is being started again
+    |  `- EngineDied                  503  the engine process ended while the request was in flight
+    |- InsufficientMemory             507  the plan for a model does not fit: says what it needs and what there is
+    |- FormatError                    422  a model file's bytes are wrong: says which file and which field
+    |- UnsupportedModel               422  well-formed, but Pelton cannot run it: says what is missing
+    |- HubError                       502  a model could not be fetched
+    |- ConfigError                    400  a setting is wrong: says which and where it came from
+    `- InternalError                  500  a broken invariant inside Pelton
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PeltonError(Exception):
+    """Root of the tree. `str(error)` is a sentence for the person who reads it: what, where, what to do next."""
+
+    status: ClassVar[int] = 500
+    """The HTTP status that a server answers with."""
+    type: ClassVar[str] = "server_error"
+    """The `type` field of an OpenAI-shaped error body."""
+    code: ClassVar[str | None] = None
+    """The `code` field of an OpenAI-shaped error body."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidRequest(PeltonError):
+    """The request cannot be served as it stands; `param` names the field."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """The prompt (and the tokens asked for) do not fit the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class RequestTooLarge(InvalidRequest):
+    """A body, or a part of it, is over its bound."""
+
+    status = 413
+
+
+class ModelNotFound(PeltonError):
+    """No model of that name is known or loaded."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "model_not_found"
+
+
+class Overloaded(PeltonError):
+    """The queue is full."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_full"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float = 1.0) -> None:
+        super().__init__(message, param=param)
+        self.retry_after = retry_after
+
+
+class Unavailable(PeltonError):
+    """The server drains, or an engine is being started."""
+
+    status = 503
+    code = "unavailable"
+
+
+class EngineDied(Unavailable):
+    """The engine process ended while this request was in flight."""
+
+    code = "engine_died"
+
+
+class InsufficientMemory(PeltonError):
+    """A model's memory plan does not fit."""
+
+    status = 507
+    code = "insufficient_memory"
+
+
+class FormatError(PeltonError):
+    """The bytes of a model file are wrong. The message starts with the file and names the field."""
+
+    status = 422
+    type = "invalid_request_error"
+    code = "bad_model_file"
+
+
+class UnsupportedModel(PeltonError):
+    """A well-formed model that Pelton cannot run."""
+
+    status = 422
+    type = "invalid_request_error"
+    code = "unsupported_model"
+
+
+class HubError(PeltonError):
+    """A model could not be fetched from any of its sources."""
+
+    status = 502
+    code = "hub_error"
+
+
+class ConfigError(PeltonError):
+    """A setting is wrong."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "bad_config"
+
+
+class InternalError(PeltonError):
+    """A broken invariant inside Pelton."""
+
+    code = "internal_error"

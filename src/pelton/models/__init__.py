@@ -1,0 +1,1 @@
+"""Model families, each written once over ops."""

@@ -1,0 +1,1 @@
+"""The vocabulary that models are written in."""

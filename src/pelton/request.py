@@ -1,0 +1,181 @@
+"""What crosses the house: requests on the way in, events on the way out. Frozen data, no logic.
+
+A dialect makes a `Request` (text side). The service renders and encodes it into an `EngineRequest` (ids only)
+and the engine answers with `Event`s; the service turns those into `TextEvent`s for the dialect. Everything that
+crosses the border to the engine process is a typed struct, sent as msgpack.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are chosen. Field names are those of vLLM and of OpenAI's API.
+
+    `None` for `max_tokens` means: until the context is full. `seed` None means: one is drawn at the border.
+    Ranges are checked at the border (`service`), not here.
+    """
+
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: all."""
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    logprobs: int | None = None
+    """None: no logprobs; k: that of the chosen token and of the k likeliest ones."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of a chat, in the form that chat templates expect: plain data only."""
+
+    role: str
+    content: str | None = None
+    name: str | None = None
+    tool_calls: tuple[dict[str, Any], ...] | None = None
+    tool_call_id: str | None = None
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client asked, in no dialect. Exactly one of `messages`, `prompt` and `prompt_ids` is given."""
+
+    id: str
+    model: str
+    messages: tuple[Message, ...] | None = None
+    prompt: str | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    sampling: SamplingParams = SamplingParams()
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: tuple[dict[str, Any], ...] | None = None
+    template_kwargs: dict[str, Any] = {}
+    user: str | None = None
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
+    """A request as the engine sees it: ids only. `sampling.seed` is set; `sampling.stop` is the service's matter.
+
+    `end_ids` end a choice with finish reason "stop" (unless `sampling.ignore_eos`); so do
+    `sampling.stop_token_ids`. `sampling.max_tokens` is set and fits the context.
+    """
+
+    id: str
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    end_ids: tuple[int, ...] = ()
+
+
+class Logprob(msgspec.Struct, frozen=True, array_like=True):
+    """The natural logarithm of a token's probability, before temperature and truncation."""
+
+    id: int
+    logprob: float
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Token counts over all choices of a request."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
+    """The engine has taken the request: errors of validation can no longer come."""
+
+    request_id: str
+
+
+class TokenEvent(msgspec.Struct, frozen=True, array_like=True, tag="token"):
+    """One token of one choice. `top` holds the likeliest tokens where logprobs were asked for."""
+
+    request_id: str
+    choice: int
+    token_id: int
+    logprob: float | None = None
+    top: tuple[Logprob, ...] = ()
+
+
+class Finish(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
+    """One choice has ended. `stop_id` is the token that ended it, if one did (it is not sent as a token)."""
+
+    request_id: str
+    choice: int
+    reason: FinishReason
+    stop_id: int | None = None
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
+    """The last event of a request that went well."""
+
+    request_id: str
+    usage: Usage
+
+
+class ErrorEvent(msgspec.Struct, frozen=True, array_like=True, tag="error"):
+    """The last event of a request that did not. `kind` is the name of the error's class in `errors`."""
+
+    request_id: str
+    kind: str
+    message: str
+    param: str | None = None
+
+
+Event = Accepted | TokenEvent | Finish | Done | ErrorEvent
+"""What the engine emits. Every accepted request ends in exactly one `Done` or `ErrorEvent`."""
+
+
+class TokenText(msgspec.Struct, frozen=True, kw_only=True):
+    """A token beside its own text and bytes, for answers that carry logprobs."""
+
+    id: int
+    text: str
+    bytes: bytes
+    logprob: float
+    top: tuple[TokenText, ...] = ()
+
+
+class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of one choice's text: valid UTF-8, never part of a stop string. `text` may be empty while
+    `tokens` is not: the tokens are out, their text is held back."""
+
+    choice: int
+    text: str
+    tokens: tuple[TokenText, ...] = ()
+    """Filled only where logprobs were asked for."""
+    num_tokens: int = 0
+
+
+class TextFinish(msgspec.Struct, frozen=True, kw_only=True):
+    """One choice has ended; `stop` is the stop string or token id that ended it, if one did."""
+
+    choice: int
+    reason: FinishReason
+    stop: str | int | None = None
+
+
+class TextDone(msgspec.Struct, frozen=True, kw_only=True):
+    """The last event of a request that went well."""
+
+    usage: Usage
+
+
+TextEvent = TextDelta | TextFinish | TextDone
+"""What the service yields. Errors are raised as exceptions of `errors`, also in the middle of a stream."""

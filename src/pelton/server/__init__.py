@@ -1,0 +1,1 @@
+"""HTTP: dialects in front of the pool."""

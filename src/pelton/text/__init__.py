@@ -1,0 +1,1 @@
+"""Where text meets tokens: templates, tokenizers, streams."""
