@@ -53,4 +53,29 @@ struct LinearTable {
     const LinearKernel* (*linear)(WeightType type);  // nullptr: type not supported
 };
 
+struct KernelTable {
+    const char* isa;
+    LinearTable linear;
+};
+
+// One function per instruction set that this build has, defined in csrc/kernels/<isa>/table.cpp.
+namespace generic {
+const KernelTable* kernel_table();
+}
+namespace avx2 {
+const KernelTable* kernel_table();
+}
+namespace avx512 {
+const KernelTable* kernel_table();
+}
+namespace amx {
+const KernelTable* kernel_table();
+}
+
+// dispatch.cpp: the instruction sets that this build and this CPU have, best last; and the table of one of them
+// (empty name: the best). Returns nullptr for a name that is not among them.
+constexpr int kMaxIsas = 8;
+int available_isas(const char* names[kMaxIsas]);
+const KernelTable* find_kernels(const char* isa);
+
 }  // namespace pelton

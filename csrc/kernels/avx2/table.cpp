@@ -1,0 +1,13 @@
+// The kernel table of the avx2 instruction set.
+#include "kernels/table.h"
+
+namespace pelton::avx2 {
+
+static const LinearKernel* linear(WeightType) { return nullptr; }
+
+const KernelTable* kernel_table() {
+    static constexpr KernelTable table = {"avx2", {{}, linear}};
+    return &table;
+}
+
+}  // namespace pelton::avx2

@@ -1,0 +1,13 @@
+// The kernel table of the avx512 instruction set.
+#include "kernels/table.h"
+
+namespace pelton::avx512 {
+
+static const LinearKernel* linear(WeightType) { return nullptr; }
+
+const KernelTable* kernel_table() {
+    static constexpr KernelTable table = {"avx512", {{}, linear}};
+    return &table;
+}
+
+}  // namespace pelton::avx512
