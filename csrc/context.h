@@ -31,8 +31,7 @@ struct StepContext {
     const BatchView& batch;
     KVCache* const* caches;  // per cache group
     uint8_t* scratch;        // kScratchBytes for each thread, thread 0 first
-    uint8_t*
-        workspace;  // one shared buffer, as large as the hungriest op of the plan asked for; 64-byte aligned
+    uint8_t* workspace;      // one shared buffer, as large as the hungriest op of the plan asked for; 64-byte aligned
 
     uint8_t* scratch_of(int thread) const { return scratch + static_cast<size_t>(thread) * kScratchBytes; }
 };

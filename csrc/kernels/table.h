@@ -49,7 +49,7 @@ struct LinearKernel {
 constexpr size_t kScratchBytes = size_t{4} << 20;  // per thread, 64-byte aligned, huge-page backed where possible
 
 struct LinearTable {
-    ActivationKernel activations[kNumFamilies];  // null functions: family not used on this instruction set
+    ActivationKernel activations[kNumFamilies];      // null functions: family not used on this instruction set
     const LinearKernel* (*linear)(WeightType type);  // nullptr: type not supported
 };
 

@@ -78,7 +78,9 @@ def _read(section: type[msgspec.Struct], environment: dict[str, str], overrides:
 def load(**overrides: Any) -> Config:
     """Settings from keyword arguments (None: not given), then the environment, then the defaults."""
     environment = dict(os.environ)
-    known = {field.name for section in (EngineConfig, HubConfig, ServerConfig) for field in msgspec.structs.fields(section)}
+    known = {
+        field.name for section in (EngineConfig, HubConfig, ServerConfig) for field in msgspec.structs.fields(section)
+    }
     if unknown := sorted(set(overrides) - known):
         raise ConfigError(f"unknown settings: {', '.join(unknown)}")
     hub = {"home": Path(platformdirs.user_data_dir("pelton"))}

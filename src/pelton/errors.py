@@ -1,19 +1,19 @@
 """Everything that can go wrong, as types.
 
-    PeltonError                       500  the root; anything else that escapes is a bug
-    |- InvalidRequest                 400  the client's request cannot be served as it stands
-    |  |- ContextLengthExceeded       400  prompt and max_tokens do not fit the context: names both numbers
-    |  `- RequestTooLarge             413  a body or a field over its bound
-    |- ModelNotFound                  404  no model of that name
-    |- Overloaded                     429  the queue is full: try again after `retry_after` seconds
-    |- Unavailable                    503  draining, or the engine is being started again
-    |  `- EngineDied                  503  the engine process ended while the request was in flight
-    |- InsufficientMemory             507  the plan for a model does not fit: says what it needs and what there is
-    |- FormatError                    422  a model file's bytes are wrong: says which file and which field
-    |- UnsupportedModel               422  well-formed, but Pelton cannot run it: says what is missing
-    |- HubError                       502  a model could not be fetched
-    |- ConfigError                    400  a setting is wrong: says which and where it came from
-    `- InternalError                  500  a broken invariant inside Pelton
+PeltonError                       500  the root; anything else that escapes is a bug
+|- InvalidRequest                 400  the client's request cannot be served as it stands
+|  |- ContextLengthExceeded       400  prompt and max_tokens do not fit the context: names both numbers
+|  `- RequestTooLarge             413  a body or a field over its bound
+|- ModelNotFound                  404  no model of that name
+|- Overloaded                     429  the queue is full: try again after `retry_after` seconds
+|- Unavailable                    503  draining, or the engine is being started again
+|  `- EngineDied                  503  the engine process ended while the request was in flight
+|- InsufficientMemory             507  the plan for a model does not fit: says what it needs and what there is
+|- FormatError                    422  a model file's bytes are wrong: says which file and which field
+|- UnsupportedModel               422  well-formed, but Pelton cannot run it: says what is missing
+|- HubError                       502  a model could not be fetched
+|- ConfigError                    400  a setting is wrong: says which and where it came from
+`- InternalError                  500  a broken invariant inside Pelton
 """
 
 from __future__ import annotations

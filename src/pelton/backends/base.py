@@ -7,6 +7,7 @@ own; it can be moved with `kv_copy`, `kv_read` and `kv_write`, whose bytes are o
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pelton.errors import ConfigError
 from pelton.ops.data import BLOCK_TOKENS as BLOCK_TOKENS
 from pelton.ops.data import F32, I32, KVType
 from pelton.ops.data import NULL_BLOCK as NULL_BLOCK
@@ -58,6 +60,10 @@ class Sampled:
     logprobs: F32  # [R] of the drawn ids; zeros where none were wanted
     top_ids: I32  # [R, num_logprobs]
     top_logprobs: F32
+
+
+NAMES = ("cpu",)
+"""The backends of this build."""
 
 
 class Pending(Protocol):
@@ -160,11 +166,8 @@ class BackendConfig:
 
 
 def find(name: str, config: BackendConfig) -> Backend:
-    """The backend of that name. Raises `ConfigError` for an unknown one."""
-    from pelton.errors import ConfigError
-
-    if name == "cpu":
-        from pelton.backends.cpu.backend import CpuBackend
-
-        return CpuBackend(config)
-    raise ConfigError(f"there is no backend named {name!r}; this build has: cpu")
+    """The backend of that name: `pelton.backends.<name>.backend.make`. Raises `ConfigError` for an unknown one."""
+    if name not in NAMES:
+        raise ConfigError(f"there is no backend named {name!r}; this build has: {', '.join(NAMES)}")
+    backend: Backend = importlib.import_module(f"pelton.backends.{name}.backend").make(config)
+    return backend

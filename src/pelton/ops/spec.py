@@ -95,8 +95,10 @@ class Ops(Protocol[V]):
         own linear map, results side by side in rank order. x of width E*K gives each rank its own input."""
         ...
 
-    def route(self, scores: V, *, num_chosen: int, normalize: bool, scoring: Literal["softmax", "sigmoid"]) -> tuple[V, V]:
-        """[T, num_experts] -> ids [T, E], weights [T, E]: the E best by score (ties to the lowest id), in descending order."""
+    def route(
+        self, scores: V, *, num_chosen: int, normalize: bool, scoring: Literal["softmax", "sigmoid"]
+    ) -> tuple[V, V]:
+        """[T, num_experts] -> ids [T, E], weights [T, E]: the E best, descending, ties to the lowest id."""
         ...
 
     def combine(self, x: V, weights: V) -> V:
