@@ -47,7 +47,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a chat, in the form that chat templates expect: plain data only."""
 
     role: str
-    content: str | None = None
+    content: str | tuple[dict[str, Any], ...] | None = None
+    """A string, or parts as OpenAI writes them ({"type": "text", "text": ...})."""
     name: str | None = None
     tool_calls: tuple[dict[str, Any], ...] | None = None
     tool_call_id: str | None = None
