@@ -42,7 +42,11 @@ class Weight:
 
 @dataclass(frozen=True)
 class CacheGroup:
-    """Layers with the same memory need. `num_layers` of them share one block table per sequence."""
+    """Layers with the same memory need. `num_layers` of them share one block table per sequence.
+
+    A `state` group has one block per sequence, the first of its table: num_kv_heads * head_dim float32 values
+    per layer. A `cross` group holds an encoder's keys and values, a `none` group nothing.
+    """
 
     kind: Literal["full", "window", "latent", "state", "cross", "none"]
     num_layers: int
@@ -65,3 +69,4 @@ class Batch:
     seq_starts: I32  # [S + 1]
     tables: tuple[I32, ...]  # per cache group [S, max blocks]
     logit_rows: I32  # [R] rows of the step whose logits are sampled; a row may stand more than once (forks)
+    cross_lengths: I32 | None = None  # [S] keys that each sequence's encoder stored, where the model has one

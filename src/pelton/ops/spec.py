@@ -22,6 +22,7 @@ R = "R"
 Dim = int | str
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "sigmoid", "softplus"]
 Mask = Literal["causal", "full", "cross"]
+Rule = Literal["conv", "selective_scan"]
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ V = TypeVar("V")
 
 
 class Ops(Protocol[V]):
-    """The ops. Every method is pure but `attend` and `recur`, which also write the sequence's cache."""
+    """The ops. Every method is pure but `attend`, `remember` and `recur`, which write the sequence's cache."""
 
     def embed(self, table: V, ids: V) -> V:
         """[N, D], [T] -> [T, D]: rows of the table. Exact for f32; dequantised values for quantised tables."""
@@ -93,6 +94,10 @@ class Ops(Protocol[V]):
     def expert_linear(self, x: V, experts: V, ids: V) -> V:
         """[T, K] or [T, E*K], [num_experts, N, K], [T, E] -> [T, E*N]: for each of a token's E chosen experts its
         own linear map, results side by side in rank order. x of width E*K gives each rank its own input."""
+        ...
+
+    def head_linear(self, x: V, weights: V) -> V:
+        """[T, H*K], [H, N, K] -> [T, H*N]: each head its own linear map (MLA folds its K and V maps this way)."""
         ...
 
     def route(
@@ -117,13 +122,26 @@ class Ops(Protocol[V]):
         """[T, num_heads*d], [T] -> same: rotate each head by its position."""
         ...
 
-    def attend(self, q: V, k: V, v: V, *, spec: AttendSpec) -> V:
+    def attend(self, q: V, k: V | None, v: V | None, *, spec: AttendSpec) -> V:
         """[T, H*d], [T, G*d], [T, G*dv] -> [T, H*dv]: round k and v to the cache type and store them, then attend
-        over all keys of the token's own sequence as stored, those of this step included."""
+        over all keys of the token's own sequence as stored, those of this step included.
+
+        Mask "full" has no cache: each token sees all tokens of its sequence, which stands whole in the step.
+        Mask "cross" takes no k and v: it reads what `remember` stored."""
         ...
 
-    def recur(self, x: V, params: dict[str, V], *, kind: str, layer: int, slot: int, attrs: dict[str, Any]) -> V:
-        """One recurrent layer (state cache group), stepping each sequence's tokens in order. `kind` names the rule."""
+    def remember(self, k: V, v: V, *, spec: AttendSpec) -> None:
+        """[T, G*d], [T, G*dv]: store an encoder's k and v, rounded, for that layer's "cross" attention later."""
+        ...
+
+    def recur(self, x: V, params: dict[str, V], *, rule: Rule, layer: int, group: int, slot: int) -> V:
+        """[T, W] -> [T, W]: one recurrence over each sequence's tokens in order, its state kept in the sequence's
+        one block of a `state` cache group (zeros before position 0). Rules and their params:
+
+        - "conv": y_t = sum_j weight[:, j] * x_{t-L+1+j} + bias; weight [W, L], bias [W] optional; state [L-1, W].
+        - "selective_scan" (Mamba, arXiv 2312.00752): h_t = exp(dt a) h_{t-1} + dt x_t B_t; y_t = h_t C_t + d x_t;
+          a [W, N], d [W], and per token dt [T, W], B [T, N], C [T, N]; state [W, N].
+        """
         ...
 
     def add(self, x: V, y: V) -> V:
@@ -154,8 +172,8 @@ class Ops(Protocol[V]):
         """Cut the columns of each row into runs of these widths."""
         ...
 
-    def concat(self, parts: tuple[V, ...]) -> V:
-        """Put rows side by side."""
+    def concat(self, parts: tuple[V, ...], *, groups: int = 1) -> V:
+        """Put rows side by side; with groups (heads), side by side within each group of columns."""
         ...
 
     def regroup(self, x: V, *, groups: int, take: tuple[int, int]) -> V:
