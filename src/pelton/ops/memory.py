@@ -1,0 +1,59 @@
+"""The reference's cache: what `attend`, `remember` and `recur` keep between steps, in plain arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pelton.formats.quants import bf16_to_f32, f32_to_bf16
+from pelton.ops.data import BLOCK_TOKENS, I32, CacheGroup, KVType
+
+Floats = npt.NDArray[np.floating[Any]]
+
+
+def round_kv(x: Floats, kv_type: KVType) -> Floats:
+    """The nearest values that the cache type can hold, in x's own dtype."""
+    if kv_type == "f32":
+        return x.astype(np.float32).astype(x.dtype)
+    return bf16_to_f32(f32_to_bf16(x)).astype(x.dtype)
+
+
+class Memory:
+    """Blocks of every cache group. Keys and values stand as [layers, blocks, BLOCK_TOKENS, kv heads, width]."""
+
+    def __init__(
+        self,
+        groups: Sequence[CacheGroup],
+        num_blocks: Sequence[int],
+        kv_type: KVType,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        self.kv_type = kv_type
+        self._keys: list[Floats] = []
+        self._values: list[Floats] = []
+        self._states: list[Floats] = []
+        for group, blocks in zip(groups, num_blocks, strict=True):
+            slots = 0 if group.kind in ("state", "none") else BLOCK_TOKENS
+            shape = (group.num_layers, blocks, slots, group.num_kv_heads)
+            self._keys.append(np.zeros((*shape, group.head_dim), dtype))
+            self._values.append(np.zeros((*shape, group.value_dim), dtype))
+            state = group.num_kv_heads * group.head_dim if group.kind == "state" else 0
+            self._states.append(np.zeros((group.num_layers, blocks, state), dtype))
+
+    def store(self, group: int, slot: int, table: I32, positions: I32, k: Floats, v: Floats) -> None:
+        """[n, G, d], [n, G, dv]: round and keep the keys and values of one sequence's positions [n]."""
+        blocks, places = table[positions // BLOCK_TOKENS], positions % BLOCK_TOKENS
+        self._keys[group][slot, blocks, places] = round_kv(k, self.kv_type)
+        self._values[group][slot, blocks, places] = round_kv(v, self.kv_type)
+
+    def read(self, group: int, slot: int, table: I32, positions: I32) -> tuple[Floats, Floats]:
+        """The keys [n, G, d] and values [n, G, dv] at one sequence's positions [n]."""
+        blocks, places = table[positions // BLOCK_TOKENS], positions % BLOCK_TOKENS
+        return self._keys[group][slot, blocks, places], self._values[group][slot, blocks, places]
+
+    def state(self, group: int, slot: int, table: I32, shape: tuple[int, ...]) -> Floats:
+        """One sequence's recurrent state, a view to be written in place."""
+        return self._states[group][slot, table[0]].reshape(shape)
