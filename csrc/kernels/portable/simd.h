@@ -1,0 +1,103 @@
+// simd.h: float vectors as wide as this unit's instruction set, for sources that are compiled once per set.
+//
+// Everything lies in the set's own namespace and is inlined: no code may be shared with units of another set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#define PELTON_INLINE [[gnu::always_inline]] inline
+
+namespace pelton::PELTON_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+using VecF = float __attribute__((vector_size(kLanes * 4)));
+using VecI = int32_t __attribute__((vector_size(kLanes * 4)));
+using VecU = uint32_t __attribute__((vector_size(kLanes * 4)));
+
+template <class To, class From>
+PELTON_INLINE To bits(From value) {
+    static_assert(sizeof(To) == sizeof(From));
+    return __builtin_bit_cast(To, value);
+}
+
+template <class Vec = VecF>
+PELTON_INLINE Vec load(const void* from) {
+    Vec value;
+    __builtin_memcpy(&value, from, sizeof value);
+    return value;
+}
+
+template <class Vec>
+PELTON_INLINE void store(void* to, Vec value) {
+    __builtin_memcpy(to, &value, sizeof value);
+}
+
+PELTON_INLINE VecF splat(float value) { return value - VecF{}; }
+PELTON_INLINE VecI splat(int32_t value) { return value - VecI{}; }
+
+// a * b + c, rounded once where the instruction set has a fused multiply-add (all but generic x86-64), and
+// twice where not: the reason why the instruction set is part of the numerics fingerprint.
+PELTON_INLINE VecF fma(VecF a, VecF b, VecF c) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+    return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+    return vfmaq_f32(c, a, b);
+#else
+    return a * b + c;
+#endif
+}
+
+// The same for one number, with the same rounding.
+PELTON_INLINE float fma(float a, float b, float c) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+// The larger; b where either is not a number.
+PELTON_INLINE VecF max(VecF a, VecF b) { return a > b ? a : b; }
+PELTON_INLINE VecF min(VecF a, VecF b) { return a < b ? a : b; }
+PELTON_INLINE VecF abs(VecF x) { return bits<VecF>(bits<VecI>(x) & 0x7fffffff); }
+
+// Sums and maxima over the sixteen numbers of kParts vectors: halves onto halves, so that every width of vector
+// gives the same bits.
+constexpr int kGroup = 16;
+constexpr int kParts = kGroup / kLanes;
+
+template <class Op>
+PELTON_INLINE float fold_group(const VecF (&parts)[kParts], Op op) {
+    alignas(64) float lane[kGroup];
+    for (int i = 0; i < kParts; i++) store(lane + i * kLanes, parts[i]);
+    for (int half = kGroup / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) lane[i] = op(lane[i], lane[i + half]);
+    }
+    return lane[0];
+}
+
+PELTON_INLINE float sum_group(const VecF (&parts)[kParts]) {
+    return fold_group(parts, [](float a, float b) { return a + b; });
+}
+
+PELTON_INLINE float max_group(const VecF (&parts)[kParts]) {
+    return fold_group(parts, [](float a, float b) { return a > b ? a : b; });
+}
+
+}  // namespace pelton::PELTON_ISA
