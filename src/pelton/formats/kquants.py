@@ -90,9 +90,7 @@ def _scale_symmetric(x: F32, b: Blocks, half: int, limit: int) -> tuple[npt.NDAr
     """Fills `d`; returns scales [n, S] (-limit..limit-1) and q + half [n, S, width]; x = d * scale * q."""
     largest = np.take_along_axis(x, np.abs(x).argmax(axis=2, keepdims=True), axis=2)[..., 0]
     step = largest / np.float32(-half)
-    b["d"] = np.take_along_axis(step, np.abs(step).argmax(axis=1, keepdims=True), axis=1)[:, 0] / np.float32(
-        -limit
-    )
+    b["d"] = np.take_along_axis(step, np.abs(step).argmax(axis=1, keepdims=True), axis=1)[:, 0] / np.float32(-limit)
     d = _column(b["d"])
     scales = _round(step * _inverse(d), -limit, limit - 1)
     q = _round(x * _inverse(d * scales)[..., None], -half, half - 1) + half

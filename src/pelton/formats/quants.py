@@ -52,6 +52,24 @@ class WeightType(IntEnum):
     BF16 = 30
 
 
+OTHER_TYPES = {
+    9: "Q8_1",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+    40: "NVFP4",
+}
+"""GGML's further types, by id: known so that an error can name them."""
+
+
 def f32_to_bf16(x: npt.ArrayLike) -> npt.NDArray[np.uint16]:
     """The bits of the nearest bf16, ties to even; NaN stays a (quiet) NaN. Any shape."""
     bits = np.asarray(x, np.float32).view(np.uint32)
@@ -204,12 +222,8 @@ _ROWS: dict[WeightType, _Row] = {
     WeightType.F16: _Row(1, np.dtype([("x", "<f2", (1,))]), _dequantize_float, _quantize_float),
     WeightType.BF16: _Row(1, np.dtype([("x", "<u2", (1,))]), _dequantize_bf16, _quantize_bf16),
     WeightType.Q4_0: _Row(32, np.dtype([_HALF, ("qs", "u1", 16)]), _dequantize_q4_0, _quantize_q4_0),
-    WeightType.Q4_1: _Row(
-        32, np.dtype([_HALF, _MINIMUM, ("qs", "u1", 16)]), _dequantize_q4_1, _quantize_q4_1
-    ),
-    WeightType.Q5_0: _Row(
-        32, np.dtype([_HALF, ("qh", "u1", 4), ("qs", "u1", 16)]), _dequantize_q5_0, _quantize_q5_0
-    ),
+    WeightType.Q4_1: _Row(32, np.dtype([_HALF, _MINIMUM, ("qs", "u1", 16)]), _dequantize_q4_1, _quantize_q4_1),
+    WeightType.Q5_0: _Row(32, np.dtype([_HALF, ("qh", "u1", 4), ("qs", "u1", 16)]), _dequantize_q5_0, _quantize_q5_0),
     WeightType.Q5_1: _Row(
         32, np.dtype([_HALF, _MINIMUM, ("qh", "u1", 4), ("qs", "u1", 16)]), _dequantize_q5_1, _quantize_q5_1
     ),
@@ -258,9 +272,7 @@ def dequantize(type: WeightType, data: U8) -> F32:
     if row.dequantize is None:
         raise UnsupportedModel(f"weights of type {type.name} are not supported")
     blocks = np.ascontiguousarray(data).view(row.struct)
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # hostile scales: infinities and NaN are values like others
+    with np.errstate(over="ignore", invalid="ignore"):  # hostile scales: infinities and NaN are values like others
         return row.dequantize(blocks.reshape(-1)).reshape(data.shape[0], -1)
 
 
