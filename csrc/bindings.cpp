@@ -1,4 +1,6 @@
 // bindings.cpp: nanobind only; no logic. Long calls release the GIL.
+#include "bindings.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -14,4 +16,5 @@ NB_MODULE(_core, m) {
         const int count = pelton::available_isas(names);
         return std::vector<std::string>(names, names + count);
     });
+    pelton::bind_attention(m);
 }

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/attention.h"
 #include "types.h"
 
 namespace pelton {
@@ -56,6 +57,7 @@ struct LinearTable {
 struct KernelTable {
     const char* isa;
     LinearTable linear;
+    const AttentionKernel* attention;  // [kNumKVTypes]
 };
 
 // One function per instruction set that this build has, defined in csrc/kernels/<isa>/table.cpp.

@@ -12,7 +12,7 @@
 #include <arm_neon.h>
 #endif
 
-#define PELTON_INLINE [[gnu::always_inline]] inline
+#define PELTON_INLINE __attribute__((always_inline)) inline
 
 namespace pelton::PELTON_ISA {
 
@@ -72,9 +72,17 @@ PELTON_INLINE float fma(float a, float b, float c) {
 #endif
 }
 
-// The larger; b where either is not a number.
+// The larger and the smaller; b where either is not a number.
+#if defined(__AVX512F__)
+PELTON_INLINE VecF max(VecF a, VecF b) { return _mm512_max_ps(a, b); }
+PELTON_INLINE VecF min(VecF a, VecF b) { return _mm512_min_ps(a, b); }
+#elif defined(__AVX2__)
+PELTON_INLINE VecF max(VecF a, VecF b) { return _mm256_max_ps(a, b); }
+PELTON_INLINE VecF min(VecF a, VecF b) { return _mm256_min_ps(a, b); }
+#else
 PELTON_INLINE VecF max(VecF a, VecF b) { return a > b ? a : b; }
 PELTON_INLINE VecF min(VecF a, VecF b) { return a < b ? a : b; }
+#endif
 PELTON_INLINE VecF abs(VecF x) { return bits<VecF>(bits<VecI>(x) & 0x7fffffff); }
 
 // Sums and maxima over the sixteen numbers of kParts vectors: halves onto halves, so that every width of vector

@@ -1,0 +1,10 @@
+// bindings.h: what each bindings_*.cpp adds to the module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace pelton {
+
+void bind_attention(nanobind::module_& m);
+
+}  // namespace pelton

@@ -1,0 +1,288 @@
+// Attention over paged keys and values: one piece of 256 keys at a time, and the merge of pieces.
+//
+// Both products (scores = q . keys, output = weights . values) are the same loop: a few rows of float32 times
+// panels of sixteen columns, one chain of fused multiply-adds per result over an ascending index. So a result
+// depends on nothing but its own row and column, whatever tile it was computed in.
+#include "kernels/attention.h"
+
+#include "kernels/portable/math.h"
+
+namespace pelton::PELTON_ISA {
+namespace {
+
+constexpr size_t kLine = 16;  // words
+
+// Rows of a tile and accumulators that fit in the registers.
+#if defined(__AVX512F__)
+constexpr int kMaxRows = 12, kMaxAccumulators = 24;
+#elif defined(__AVX2__)
+constexpr int kMaxRows = 6, kMaxAccumulators = 12;
+#elif defined(__aarch64__)
+constexpr int kMaxRows = 6, kMaxAccumulators = 24;
+#else
+constexpr int kMaxRows = 3, kMaxAccumulators = 12;
+#endif
+
+// How a panel's lines hold pairs of rows; see kv.h.
+struct Float32 {
+    static constexpr int kLinesPerPair = 2;
+    static PELTON_INLINE VecF even(const float* pair) { return load(pair); }
+    static PELTON_INLINE VecF odd(const float* pair) { return load(pair + kLine); }
+    static PELTON_INLINE void put(float* pair, size_t word, int member, float value) {
+        pair[static_cast<size_t>(member) * kLine + word] = value;
+    }
+};
+
+struct BFloat16 {
+    static constexpr int kLinesPerPair = 1;
+    static PELTON_INLINE VecF even(const float* pair) { return bits<VecF>(load<VecI>(pair) << 16); }
+    static PELTON_INLINE VecF odd(const float* pair) { return bits<VecF>(load<VecU>(pair) & 0xffff0000u); }
+    static PELTON_INLINE void put(float* pair, size_t word, int member, float value) {
+        const uint32_t word32 = bits<uint32_t>(value);
+        const uint16_t rounded = static_cast<uint16_t>((word32 + 0x7fff + (word32 >> 16 & 1)) >> 16);
+        __builtin_memcpy(reinterpret_cast<uint16_t*>(pair + word) + member, &rounded, sizeof rounded);
+    }
+};
+
+// Where a panel's line of index i begins, in words.
+template <class Element>
+PELTON_INLINE size_t line_of(size_t i) {
+    return i / 2 * Element::kLinesPerPair * kLine;
+}
+
+// acc[r][n] += sum over i in [0, count) of a[r * lda + i] * panel n's line i; count is even.
+template <class Element, int kRows, int kPanels>
+PELTON_INLINE void multiply(const float* a, size_t lda, const float* const (&panels)[kPanels], size_t count,
+                            VecF (&acc)[kRows][kPanels * kParts]) {
+    for (size_t i = 0; i < count; i += 2) {
+        VecF b[kPanels * kParts];
+#pragma GCC unroll 16
+        for (int n = 0; n < kPanels * kParts; n++) {
+            b[n] = Element::even(panels[n / kParts] + line_of<Element>(i) + n % kParts * kLanes);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; r++) {
+            const VecF x = splat(a[static_cast<size_t>(r) * lda + i]);
+#pragma GCC unroll 16
+            for (int n = 0; n < kPanels * kParts; n++) acc[r][n] = fma(x, b[n], acc[r][n]);
+        }
+#pragma GCC unroll 16
+        for (int n = 0; n < kPanels * kParts; n++) {
+            b[n] = Element::odd(panels[n / kParts] + line_of<Element>(i) + n % kParts * kLanes);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; r++) {
+            const VecF x = splat(a[static_cast<size_t>(r) * lda + i + 1]);
+#pragma GCC unroll 16
+            for (int n = 0; n < kPanels * kParts; n++) acc[r][n] = fma(x, b[n], acc[r][n]);
+        }
+    }
+}
+
+template <int kRows, int kPanels>
+PELTON_INLINE void write_panels(const VecF (&acc)[kRows][kPanels * kParts], float* const (&to)[kPanels], size_t ld) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; r++) {
+#pragma GCC unroll 16
+        for (int n = 0; n < kPanels * kParts; n++) {
+            store(to[n / kParts] + static_cast<size_t>(r) * ld + n % kParts * kLanes, acc[r][n]);
+        }
+    }
+}
+
+// The keys of a piece that a row sees: [begin, end), counted from the piece's first key.
+struct Range {
+    int begin, end;
+};
+
+Range visible(const AttendPiece& piece, int row) {
+    const int end = piece.positions[row] + 1 - piece.first_position;
+    const int begin = piece.window > 0 ? end - piece.window : 0;
+    const Range range = {begin > 0 ? begin : 0, end < kPieceTokens ? end : kPieceTokens};
+    return range.begin < range.end ? range : Range{0, 0};
+}
+
+// The panels of sixteen keys that any row of a tile sees.
+Range visible_panels(const AttendPiece& piece, int row, int num_rows) {
+    Range panels = {kPieceTokens / kGroup, 0};
+    for (int r = row; r < row + num_rows; r++) {
+        const Range keys = visible(piece, r);
+        if (keys.begin == keys.end) continue;
+        if (keys.begin / kGroup < panels.begin) panels.begin = keys.begin / kGroup;
+        if ((keys.end + kGroup - 1) / kGroup > panels.end) panels.end = (keys.end + kGroup - 1) / kGroup;
+    }
+    return panels;
+}
+
+template <class Element, int kRows, int kPanels>
+PELTON_INLINE void score_panels(const AttendPiece& piece, int row, int panel, float* scores) {
+    const size_t width = static_cast<size_t>(piece.head_dim);
+    const float* keys[kPanels];
+    float* to[kPanels];
+    for (int n = 0; n < kPanels; n++) {
+        const float* block = reinterpret_cast<const float*>(piece.blocks[(panel + n) * kGroup / kBlockTokens]);
+        keys[n] = block + ((panel + n) % 2 ? line_of<Element>(width) : 0);
+        to[n] = scores + (panel + n) * kGroup;
+    }
+    VecF acc[kRows][kPanels * kParts] = {};
+    multiply<Element, kRows, kPanels>(piece.queries + static_cast<size_t>(row) * width, width, keys, width, acc);
+    write_panels<kRows, kPanels>(acc, to, kPieceTokens);
+}
+
+template <class Element, int kRows, int kPanels>
+PELTON_INLINE void weigh_panels(const AttendPiece& piece, Range panels, int column_panel, const float* weights,
+                                float* output, size_t ld) {
+    const size_t keys = line_of<Element>(static_cast<size_t>(piece.head_dim)) * 2;
+    VecF acc[kRows][kPanels * kParts] = {};
+    for (int begin = panels.begin * kGroup; begin < panels.end * kGroup;) {
+        const int block = begin / kBlockTokens, next = (block + 1) * kBlockTokens;
+        const int end = next < panels.end * kGroup ? next : panels.end * kGroup;
+        const float* values = reinterpret_cast<const float*>(piece.blocks[block]) + keys;
+        const float* columns[kPanels];
+        for (int n = 0; n < kPanels; n++) {
+            const size_t line = static_cast<size_t>(column_panel + n) * kBlockTokens + begin % kBlockTokens;
+            columns[n] = values + line_of<Element>(line);
+        }
+        multiply<Element, kRows, kPanels>(weights + begin, kPieceTokens, columns, static_cast<size_t>(end - begin),
+                                          acc);
+        begin = end;
+    }
+    float* to[kPanels];
+    for (int n = 0; n < kPanels; n++) to[n] = output + (column_panel + n) * kGroup;
+    write_panels<kRows, kPanels>(acc, to, ld);
+}
+
+void fill(float* row, int begin, int end, float value) {
+    for (int i = begin; i < end; i++) row[i] = value;
+}
+
+void cap(float* scores, Range panels, float softcap) {
+    const VecF inverse = splat(1.0f / softcap), scale = splat(softcap);
+    for (int i = panels.begin * kGroup; i < panels.end * kGroup; i += kLanes) {
+        store(scores + i, scale * tanh(load(scores + i) * inverse));
+    }
+}
+
+// Turns a row's scores into weights relative to their own maximum; returns maximum and sum of weights.
+void soften(float* scores, Range keys, Range panels, float softcap, float* maximum, float* sum) {
+    constexpr float kNone = -__builtin_inff();
+    if (keys.begin == keys.end) {
+        fill(scores, panels.begin * kGroup, panels.end * kGroup, 0.0f);
+        *maximum = kNone;
+        *sum = 0.0f;
+        return;
+    }
+    if (softcap > 0) cap(scores, panels, softcap);
+    fill(scores, panels.begin * kGroup, keys.begin, kNone);
+    fill(scores, keys.end, panels.end * kGroup, kNone);
+    VecF most[kParts], total[kParts];
+    for (int n = 0; n < kParts; n++) most[n] = splat(kNone), total[n] = splat(0.0f);
+    for (int i = panels.begin * kGroup; i < panels.end * kGroup; i += kGroup) {
+        for (int n = 0; n < kParts; n++) most[n] = max(load(scores + i + n * kLanes), most[n]);
+    }
+    *maximum = max_group(most);
+    for (int i = panels.begin * kGroup; i < panels.end * kGroup; i += kGroup) {
+        for (int n = 0; n < kParts; n++) {
+            float* place = scores + i + n * kLanes;
+            const VecF weight = exp(load(place) - *maximum);
+            store(place, weight);
+            total[n] += weight;
+        }
+    }
+    *sum = sum_group(total);
+}
+
+template <class Element, int kRows>
+void tile(const AttendPiece& piece, int row, const AttendPartial& out) {
+    constexpr int kWide = kRows * kParts * 2 <= kMaxAccumulators ? 2 : 1;
+    const size_t ld = static_cast<size_t>(padded_value_dim(piece.value_dim));
+    const Range panels = visible_panels(piece, row, kRows);
+    alignas(64) float scores[kRows * kPieceTokens];
+    int panel = panels.begin;
+    for (; panel + kWide <= panels.end; panel += kWide) score_panels<Element, kRows, kWide>(piece, row, panel, scores);
+    for (; panel < panels.end; panel++) score_panels<Element, kRows, 1>(piece, row, panel, scores);
+    for (int r = 0; r < kRows; r++) {
+        soften(scores + r * kPieceTokens, visible(piece, row + r), panels, piece.softcap, out.maximum + row + r,
+               out.sum + row + r);
+    }
+    float* output = out.output + static_cast<size_t>(row) * ld;
+    const int num_panels = static_cast<int>(ld) / kGroup;
+    int column = 0;
+    for (; column + kWide <= num_panels; column += kWide) {
+        weigh_panels<Element, kRows, kWide>(piece, panels, column, scores, output, ld);
+    }
+    for (; column < num_panels; column++) {
+        weigh_panels<Element, kRows, 1>(piece, panels, column, scores, output, ld);
+    }
+}
+
+template <class Element, int kRows = kMaxRows>
+void tile_of(const AttendPiece& piece, int row, int num_rows, const AttendPartial& out) {
+    if (num_rows >= kRows) {
+        tile<Element, kRows>(piece, row, out);
+    } else if constexpr (kRows > 1) {
+        tile_of<Element, kRows - 1>(piece, row, num_rows, out);
+    }
+}
+
+template <class Element>
+void attend_piece(const AttendPiece& piece, const AttendPartial& out) {
+    for (int row = 0; row < piece.num_rows; row += kMaxRows) {
+        tile_of<Element>(piece, row, piece.num_rows - row, out);
+    }
+}
+
+// What cannot be multiplied by zero may not enter the cache: another sequence may own the block next.
+float finite(float x) {
+    constexpr float kLargest = 3.38953139e38f;  // of bf16
+    if (x != x) return 0.0f;
+    return x > kLargest ? kLargest : x < -kLargest ? -kLargest : x;
+}
+
+template <class Element>
+void store_token(const float* key, const float* value, int head_dim, int value_dim, int slot, uint8_t* head) {
+    float* keys = reinterpret_cast<float*>(head);
+    float* panel = keys + (slot >= kGroup ? line_of<Element>(static_cast<size_t>(head_dim)) : 0);
+    for (int i = 0; i < head_dim; i++) {
+        Element::put(panel + line_of<Element>(static_cast<size_t>(i)), static_cast<size_t>(slot % kGroup), i % 2,
+                     finite(key[i]));
+    }
+    float* values = keys + 2 * line_of<Element>(static_cast<size_t>(head_dim));
+    for (int i = 0; i < value_dim; i++) {
+        const size_t line = static_cast<size_t>(i / kGroup * kBlockTokens + slot);
+        Element::put(values + line_of<Element>(line), static_cast<size_t>(i % kGroup), slot % 2, finite(value[i]));
+    }
+}
+
+// (M, L, O) <- with m = max(M, M'), a = exp(M - m), b = exp(M' - m): (m, a L + b L', a O + b O').
+void merge(int num_rows, int value_dim, const AttendPartial& into, const AttendPartial& from) {
+    const int width = padded_value_dim(value_dim);
+    for (int r = 0; r < num_rows; r++) {
+        if (from.sum[r] == 0) continue;  // this row sees nothing of that piece
+        const float both = into.maximum[r] > from.maximum[r] ? into.maximum[r] : from.maximum[r];
+        const VecF a = splat(exp(splat(into.maximum[r] - both))[0]);
+        const VecF b = splat(exp(splat(from.maximum[r] - both))[0]);
+        into.maximum[r] = both;
+        into.sum[r] = fma(a[0], into.sum[r], b[0] * from.sum[r]);
+        float* output = into.output + static_cast<size_t>(r) * width;
+        const float* other = from.output + static_cast<size_t>(r) * width;
+        for (int i = 0; i < width; i += kLanes) {
+            store(output + i, fma(a, load(output + i), b * load(other + i)));
+        }
+    }
+}
+
+void finish(const AttendPartial& state, int row, int value_dim, float* out) {
+    const float* output = state.output + static_cast<size_t>(row) * static_cast<size_t>(padded_value_dim(value_dim));
+    const float scale = 1.0f / state.sum[row];
+    for (int i = 0; i < value_dim; i++) out[i] = output[i] * scale;
+}
+
+}  // namespace
+
+const AttentionKernel attention_kernels[kNumKVTypes] = {
+    {store_token<Float32>, attend_piece<Float32>, merge, finish},
+    {store_token<BFloat16>, attend_piece<BFloat16>, merge, finish},
+};
+
+}  // namespace pelton::PELTON_ISA

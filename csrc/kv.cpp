@@ -1,0 +1,63 @@
+#include "kv.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <new>
+
+namespace pelton {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+size_t element_bytes(KVType type) { return type == KVType::BF16 ? 2 : 4; }
+
+}  // namespace
+
+size_t KVShape::key_bytes() const { return element_bytes(type) * kBlockTokens * static_cast<size_t>(head_dim); }
+
+size_t KVShape::head_bytes() const {
+    return key_bytes() + element_bytes(type) * kBlockTokens * static_cast<size_t>(padded_value_dim(value_dim));
+}
+
+size_t KVShape::layer_bytes() const { return head_bytes() * static_cast<size_t>(num_kv_heads); }
+
+size_t KVShape::block_bytes() const { return layer_bytes() * static_cast<size_t>(num_layers); }
+
+KVCache::KVCache(const KVShape& shape, int num_blocks)
+    : shape_(shape), num_blocks_(num_blocks), layer_stride_(shape.layer_bytes() * static_cast<size_t>(num_blocks)) {
+    const size_t size = layer_stride_ * static_cast<size_t>(shape.num_layers);
+    void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    if (size >= 4 * kHugePage) madvise(memory, size, MADV_HUGEPAGE);
+    memory_ = static_cast<uint8_t*>(memory);
+}
+
+KVCache::~KVCache() { munmap(memory_, layer_stride_ * static_cast<size_t>(shape_.num_layers)); }
+
+void KVCache::copy(int src, int dst) {
+    const size_t size = shape_.layer_bytes();
+    for (int i = 0; i < shape_.num_layers; i++) {
+        std::memcpy(layer(i) + size * static_cast<size_t>(dst), layer(i) + size * static_cast<size_t>(src), size);
+    }
+}
+
+void KVCache::read(const int32_t* blocks, int count, uint8_t* out) const {
+    const size_t size = shape_.layer_bytes();
+    for (int b = 0; b < count; b++) {
+        for (int i = 0; i < shape_.num_layers; i++, out += size) {
+            std::memcpy(out, layer(i) + size * static_cast<size_t>(blocks[b]), size);
+        }
+    }
+}
+
+void KVCache::write(const int32_t* blocks, int count, const uint8_t* from) {
+    const size_t size = shape_.layer_bytes();
+    for (int b = 0; b < count; b++) {
+        for (int i = 0; i < shape_.num_layers; i++, from += size) {
+            std::memcpy(layer(i) + size * static_cast<size_t>(blocks[b]), from, size);
+        }
+    }
+}
+
+}  // namespace pelton

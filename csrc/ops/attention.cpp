@@ -1,0 +1,236 @@
+// Attention's work: items of (sequence, KV head, a few tokens), each walking the pieces of 256 keys in order.
+//
+// Where there are fewer items than the threads want (a few long streams that decode), several threads compute an
+// item's pieces, and the results are merged in order afterwards: the same arithmetic, and so the same bits.
+#include "ops/attention.h"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+namespace pelton {
+namespace {
+
+constexpr int kItemRows = 60;     // query rows that share a walk over the keys
+constexpr int kMinItemRows = 12;  // the fewest worth a walk, where the step has them
+constexpr int kItemsPerThread = 4;
+constexpr int kStoreTokens = 16;  // tokens per chunk of the storing phase
+constexpr size_t kMaxPartialBytes = size_t{16} << 20;
+
+constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+constexpr size_t size(int n) { return static_cast<size_t>(n); }
+
+struct Item {
+    int sequence, kv_head;
+    int token, num_tokens;        // rows of the step
+    int first_piece, last_piece;  // [first, last) of the sequence's keys
+    float* partials;              // results of its pieces, one after the other
+};
+
+struct Chunk {
+    int item;
+    int first_piece, last_piece;
+};
+
+size_t partial_floats(int num_rows, int value_dim) {
+    return 2 * size(ceil_div(num_rows, 16) * 16) + size(num_rows) * size(padded_value_dim(value_dim));
+}
+
+AttendPartial partial_at(float* memory, int num_rows) {
+    const size_t column = size(ceil_div(num_rows, 16) * 16);
+    return {memory, memory + column, memory + 2 * column};
+}
+
+class Attention {
+  public:
+    Attention(const StepContext& step, const AttendArgs& args)
+        : step_(step),
+          args_(args),
+          cache_(*step.caches[args.group]),
+          shape_(cache_.shape()),
+          kernel_(step.kernels.attention[static_cast<int>(shape_.type)]),
+          heads_per_kv_(args.num_heads / shape_.num_kv_heads) {}
+
+    void run() {
+        step_.pool.run(ceil_div(step_.batch.num_tokens, kStoreTokens), [&](int chunk, int) { store(chunk); });
+        list_items();
+        if (split_items()) {
+            step_.pool.run(static_cast<int>(chunks_.size()),
+                           [&](int chunk, int thread) { fill(chunks_[size(chunk)], thread); });
+            step_.pool.run(static_cast<int>(items_.size()),
+                           [&](int item, int thread) { merge(items_[size(item)], thread); });
+        } else {
+            step_.pool.run(static_cast<int>(items_.size()),
+                           [&](int item, int thread) { walk(items_[size(item)], thread); });
+        }
+    }
+
+  private:
+    int rows_of(const Item& item) const { return item.num_tokens * heads_per_kv_; }
+
+    uint8_t* head_at(int sequence, int kv_head, int block) const {
+        const int width = step_.batch.table_widths[args_.group];
+        const int32_t* table = step_.batch.tables[args_.group] + size(sequence) * size(width);
+        return cache_.layer(args_.slot) + size(table[block]) * shape_.layer_bytes() +
+               size(kv_head) * shape_.head_bytes();
+    }
+
+    void store(int chunk) const {
+        const BatchView& batch = step_.batch;
+        const int begin = chunk * kStoreTokens, end = std::min(begin + kStoreTokens, batch.num_tokens);
+        const int32_t* starts = batch.seq_starts;
+        int sequence = static_cast<int>(std::upper_bound(starts, starts + batch.num_sequences + 1, begin) - starts) - 1;
+        for (int t = begin; t < end; t++) {
+            while (t >= starts[sequence + 1]) sequence++;
+            const int position = batch.positions[t];
+            for (int head = 0; head < shape_.num_kv_heads; head++) {
+                kernel_.store(args_.k.row(t) + head * shape_.head_dim, args_.v.row(t) + head * shape_.value_dim,
+                              shape_.head_dim, shape_.value_dim, position % kBlockTokens,
+                              head_at(sequence, head, position / kBlockTokens));
+            }
+        }
+    }
+
+    // Fewer tokens per item where the step would otherwise not give every thread a few.
+    int tokens_per_item() const {
+        const int most = std::max(1, kItemRows / heads_per_kv_), least = std::max(1, kMinItemRows / heads_per_kv_);
+        const int share = ceil_div(step_.batch.num_tokens * shape_.num_kv_heads, kItemsPerThread * step_.pool.size());
+        return std::clamp(share, least, most);
+    }
+
+    // The last tokens of a sequence come first: they see the most keys.
+    void list_items() {
+        const BatchView& batch = step_.batch;
+        const int most = tokens_per_item();
+        for (int sequence = 0; sequence < batch.num_sequences; sequence++) {
+            const int begin = batch.seq_starts[sequence];
+            for (int end = batch.seq_starts[sequence + 1]; end > begin; end -= most) {
+                const int token = std::max(begin, end - most);
+                const int seen = args_.window > 0 ? std::max(0, batch.positions[token] - args_.window + 1) : 0;
+                for (int head = 0; head < shape_.num_kv_heads; head++) {
+                    items_.push_back({sequence, head, token, end - token, seen / kPieceTokens,
+                                      batch.positions[end - 1] / kPieceTokens + 1, nullptr});
+                }
+            }
+        }
+    }
+
+    bool split_items() {
+        const int wanted = kItemsPerThread * step_.pool.size(), have = static_cast<int>(items_.size());
+        if (step_.pool.size() == 1 || 2 * have > wanted) return false;
+        float* memory = reinterpret_cast<float*>(step_.workspace);
+        size_t floats = 0;
+        for (Item& item : items_) {
+            const int pieces = item.last_piece - item.first_piece;
+            item.partials = memory + floats;
+            floats += size(pieces) * partial_floats(rows_of(item), shape_.value_dim);
+            const int per_chunk = ceil_div(pieces, ceil_div(wanted, have));
+            for (int p = item.first_piece; p < item.last_piece; p += per_chunk) {
+                chunks_.push_back(
+                    {static_cast<int>(&item - items_.data()), p, std::min(p + per_chunk, item.last_piece)});
+            }
+        }
+        return chunks_.size() > items_.size() && floats * sizeof(float) <= kMaxPartialBytes;
+    }
+
+    // One item's queries as the kernel reads them, in a thread's scratch, and what is left of that.
+    struct Queries {
+        AttendPiece piece;
+        float* free;
+    };
+
+    Queries gather(const Item& item, int thread) const {
+        const int rows = rows_of(item), width = shape_.head_dim;
+        float* queries = reinterpret_cast<float*>(step_.scratch_of(thread));
+        int32_t* positions = reinterpret_cast<int32_t*>(queries + size(rows) * size(width));
+        for (int r = 0; r < rows; r++) {
+            const int t = item.token + r / heads_per_kv_, head = item.kv_head * heads_per_kv_ + r % heads_per_kv_;
+            const float* q = args_.q.row(t) + head * width;
+            positions[r] = step_.batch.positions[t];
+            for (int i = 0; i < width; i++) queries[r * width + i] = q[i] * args_.scale;
+        }
+        return {{queries, positions, rows, width, shape_.value_dim, args_.window, args_.softcap, 0, {}},
+                reinterpret_cast<float*>(positions) + ceil_div(rows, 16) * 16};
+    }
+
+    void run_piece(const Item& item, AttendPiece& piece, int index, const AttendPartial& out) const {
+        piece.first_position = index * kPieceTokens;
+        const int first = piece.positions[0], last = piece.positions[piece.num_rows - 1];
+        const int begin = args_.window > 0 ? std::max(0, first - args_.window + 1) : 0;
+        for (int b = 0; b < kPieceTokens / kBlockTokens; b++) {
+            const int block = index * (kPieceTokens / kBlockTokens) + b;
+            const bool is_seen = block >= begin / kBlockTokens && block <= last / kBlockTokens;
+            piece.blocks[b] = is_seen ? head_at(item.sequence, item.kv_head, block) : nullptr;
+        }
+        kernel_.piece(piece, out);
+    }
+
+    AttendPartial empty(float* memory, int rows) const {
+        const AttendPartial state = partial_at(memory, rows);
+        std::fill_n(state.maximum, rows, -std::numeric_limits<float>::infinity());
+        std::fill_n(state.sum, rows, 0.0f);
+        std::fill_n(state.output, rows * padded_value_dim(shape_.value_dim), 0.0f);
+        return state;
+    }
+
+    void finish(const Item& item, const AttendPartial& state) const {
+        for (int r = 0; r < rows_of(item); r++) {
+            const int head = item.kv_head * heads_per_kv_ + r % heads_per_kv_;
+            float* out = args_.out.row(item.token + r / heads_per_kv_) + head * shape_.value_dim;
+            kernel_.finish(state, r, shape_.value_dim, out);
+        }
+    }
+
+    void walk(const Item& item, int thread) const {
+        auto [piece, free] = gather(item, thread);
+        const AttendPartial state = empty(free, piece.num_rows);
+        const AttendPartial one = partial_at(free + partial_floats(piece.num_rows, shape_.value_dim), piece.num_rows);
+        for (int p = item.first_piece; p < item.last_piece; p++) {
+            run_piece(item, piece, p, one);
+            kernel_.merge(piece.num_rows, shape_.value_dim, state, one);
+        }
+        finish(item, state);
+    }
+
+    AttendPartial piece_result(const Item& item, int piece) const {
+        const int rows = rows_of(item);
+        return partial_at(item.partials + size(piece - item.first_piece) * partial_floats(rows, shape_.value_dim),
+                          rows);
+    }
+
+    void fill(const Chunk& chunk, int thread) const {
+        const Item& item = items_[size(chunk.item)];
+        AttendPiece piece = gather(item, thread).piece;
+        for (int p = chunk.first_piece; p < chunk.last_piece; p++) run_piece(item, piece, p, piece_result(item, p));
+    }
+
+    void merge(const Item& item, int thread) const {
+        const AttendPartial state = empty(reinterpret_cast<float*>(step_.scratch_of(thread)), rows_of(item));
+        for (int p = item.first_piece; p < item.last_piece; p++) {
+            kernel_.merge(rows_of(item), shape_.value_dim, state, piece_result(item, p));
+        }
+        finish(item, state);
+    }
+
+    const StepContext& step_;
+    const AttendArgs& args_;
+    KVCache& cache_;
+    const KVShape& shape_;
+    const AttentionKernel& kernel_;
+    const int heads_per_kv_;
+    std::vector<Item> items_;
+    std::vector<Chunk> chunks_;
+};
+
+}  // namespace
+
+size_t attend_workspace(const KVShape& shape, int num_heads, int max_context, int num_threads) {
+    const int rows = std::max(kItemRows, num_heads / shape.num_kv_heads);
+    const int items = kItemsPerThread * num_threads / 2, pieces = ceil_div(max_context, kPieceTokens);
+    return std::min(kMaxPartialBytes,
+                    size(items) * size(pieces) * partial_floats(rows, shape.value_dim) * sizeof(float));
+}
+
+void attend(const StepContext& step, const AttendArgs& args) { Attention(step, args).run(); }
+
+}  // namespace pelton
