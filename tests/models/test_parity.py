@@ -1,0 +1,60 @@
+"""Logits of tiny random models of every family against Hugging Face Transformers."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pelton.formats import checkpoint
+from pelton.models import base
+from tests import tolerances
+from tests.models import convert, stepping, tiny
+
+LENGTHS = (90, 41, 7)  # past every window and every original context; over, at most, and under two blocks
+MIXED = [[33, 0, 5], [20, 41, 1], *([1, 0, 0] for _ in range(37)), [0, 0, 1]]
+"""A prefill; a chunk beside a prefill and a decode; decodes."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@cache
+def sequences() -> tuple[list[int], ...]:
+    rng = np.random.default_rng(3)
+    return tuple(rng.integers(0, tiny.VOCAB, n).tolist() for n in LENGTHS)
+
+
+@cache
+def wanted(case: str) -> tuple[stepping.Logits, ...]:
+    model = tiny.build(case)
+    return tuple(tiny.logits(model, ids, max(LENGTHS)) for ids in sequences())
+
+
+def loaded(case: str, folder: Path) -> base.Model:
+    path = folder / f"{case}.gguf"
+    if not path.exists():
+        convert.write(tiny.build(case), path)
+    return base.load(checkpoint.open(path))
+
+
+@pytest.mark.parametrize("case", tiny.CASES)
+def test_reference_equals_transformers_when_prefilled_whole(case: str, folder: Path):
+    model = loaded(case, folder)
+    run_step = stepping.on_reference(model, len(LENGTHS), max(LENGTHS))
+    got = stepping.run(run_step, model.config.groups, sequences(), [LENGTHS])
+    for g, w in zip(got, wanted(case), strict=True):
+        assert stepping.error(g, w) < tolerances.PARITY_REFERENCE
+
+
+@pytest.mark.parametrize("case", tiny.CASES)
+def test_reference_equals_transformers_in_mixed_steps(case: str, folder: Path):
+    model = loaded(case, folder)
+    run_step = stepping.on_reference(model, len(LENGTHS), max(LENGTHS))
+    got = stepping.run(run_step, model.config.groups, sequences(), MIXED)
+    for g, w in zip(got, wanted(case), strict=True):
+        assert stepping.error(g, w) < tolerances.PARITY_REFERENCE
