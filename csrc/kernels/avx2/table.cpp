@@ -6,7 +6,7 @@ namespace pelton::avx2 {
 static const LinearKernel* linear(WeightType) { return nullptr; }
 
 const KernelTable* kernel_table() {
-    static constexpr KernelTable table = {"avx2", {{}, linear}, attention_kernels};
+    static constexpr KernelTable table = {"avx2", {{}, linear}, attention_kernels, &row_kernels};
     return &table;
 }
 

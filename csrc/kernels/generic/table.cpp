@@ -6,7 +6,7 @@ namespace pelton::generic {
 static const LinearKernel* linear(WeightType) { return nullptr; }
 
 const KernelTable* kernel_table() {
-    static constexpr KernelTable table = {"generic", {{}, linear}, attention_kernels};
+    static constexpr KernelTable table = {"generic", {{}, linear}, attention_kernels, &row_kernels};
     return &table;
 }
 

@@ -101,6 +101,7 @@ class LoadSpec:
     max_tokens: int  # upper bound of T in one step
     max_sequences: int  # upper bound of S and of R in one step
     max_context: int
+    digest: str = ""
 
 
 class Backend(Protocol):
