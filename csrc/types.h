@@ -24,4 +24,29 @@ enum class WeightType : int {
     BF16 = 30,
 };
 
+// Functions of headers that units of several instruction sets include are `static`: with external linkage the
+// linker would keep one copy, perhaps one with instructions that this CPU lacks.
+template <class T>
+static inline T load_as(const void* p) {
+    T value;
+    __builtin_memcpy(&value, p, sizeof value);
+    return value;
+}
+
+template <class T>
+static inline void store_as(void* p, T value) {
+    __builtin_memcpy(p, &value, sizeof value);
+}
+
+// Exact: every IEEE binary16 value is a float32.
+static inline float half_to_float(uint16_t half) {
+    const uint32_t sign = uint32_t{half & 0x8000u} << 16, rest = half & 0x7fffu;
+    const uint32_t shifted = rest << 13;
+    const float finite = __builtin_bit_cast(float, shifted) * 0x1p112f;  // exponent bias 127 - 15
+    const uint32_t bits = rest >= 0x7c00 ? shifted | 0x7f800000u : __builtin_bit_cast(uint32_t, finite);
+    return __builtin_bit_cast(float, bits | sign);
+}
+
+static inline float bf16_to_float(uint16_t value) { return __builtin_bit_cast(float, uint32_t{value} << 16); }
+
 }  // namespace pelton

@@ -8,7 +8,6 @@
 #include <cstdint>
 
 #include "kernels/attention.h"
-#include "kernels/rows.h"
 #include "types.h"
 
 namespace pelton {
@@ -59,7 +58,6 @@ struct KernelTable {
     const char* isa;
     LinearTable linear;
     const AttentionKernel* attention;  // [kNumKVTypes]
-    const RowKernels* rows;
 };
 
 // One function per instruction set that this build has, defined in csrc/kernels/<isa>/table.cpp.

@@ -266,14 +266,18 @@ def row_bytes(type: WeightType, K: int) -> int:
     return K // row.block * row.struct.itemsize
 
 
+def as_blocks(type: WeightType, data: U8) -> Blocks:
+    """File bytes [rows, row_bytes] -> [rows, blocks] of the type's struct, a view where `data` is contiguous."""
+    return np.ascontiguousarray(data).view(_ROWS[type].struct)
+
+
 def dequantize(type: WeightType, data: U8) -> F32:
     """File bytes [rows, row_bytes] -> float32 [rows, K]. Raises UnsupportedModel for a type without codec."""
     row = _ROWS[type]
     if row.dequantize is None:
         raise UnsupportedModel(f"weights of type {type.name} are not supported")
-    blocks = np.ascontiguousarray(data).view(row.struct)
     with np.errstate(over="ignore", invalid="ignore"):  # hostile scales: infinities and NaN are values like others
-        return row.dequantize(blocks.reshape(-1)).reshape(data.shape[0], -1)
+        return row.dequantize(as_blocks(type, data).reshape(-1)).reshape(data.shape[0], -1)
 
 
 def quantize(type: WeightType, x: npt.ArrayLike) -> U8:

@@ -1,0 +1,19 @@
+// dot.h: exact integer dot products of packed weights with int8 activations, kLanes rows of a tile at a time.
+//
+// Bytes hold kLanes rows x 4 columns. What each instruction set's own header must offer:
+//   load_bytes, and_mask, shift<kBits>          planes to values
+//   dot<kSafe>(w, x)                            32 columns of unsigned weights
+//   SignedBytes, load_signed, dot(w, x, sum)    32 columns of signed weights
+//   load_half, load_bf16, to_float, fused       as the names say; fused is a * b + c rounded once
+#pragma once
+
+#include "kernels/portable/simd.h"
+#include "types.h"
+
+#if defined(__AVX512VNNI__)
+#include "kernels/avx512/dot.h"
+#elif defined(__AVX2__)
+#include "kernels/avx2/dot.h"
+#else
+#include "kernels/generic/dot.h"
+#endif

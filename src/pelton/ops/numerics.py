@@ -1,0 +1,154 @@
+"""The linear kernels' arithmetic in plain NumPy, bit for bit: one function per kernel family.
+
+- `linear_int8`: block-quantised weights against activations rounded to int8 in blocks of 32 columns. Integer sums
+  are exact; floats meet only in the one fused multiply-add per block (two where the type has minima).
+- `linear_float32`: F32, F16 and BF16 weights, widened exactly; one fused multiply-add per column.
+- `linear_bf16`: weights and activations rounded to bf16, products summed in float32 or better. The order of the
+  sums is the tile hardware's own, so this twin is compared within a tolerance.
+- `linear_float`: the file's weights as they are, in float64: what other implementations are compared with.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pelton.formats.quants import Blocks, WeightType, as_blocks, bf16_to_f32, block_size, dequantize, f32_to_bf16
+
+F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+
+BLOCK = 32
+"""Columns that share one activation scale."""
+SMALLEST = np.float32(2.0**-100)
+"""A block whose largest magnitude is below this counts as zeros: 127 / largest would overflow."""
+FLOAT_TYPES = frozenset({WeightType.F32, WeightType.F16, WeightType.BF16})
+
+
+def fma(a: npt.ArrayLike, b: npt.ArrayLike, c: npt.ArrayLike) -> F32:
+    """a * b + c of float32, rounded once to float32. Broadcasts.
+
+    The product of two float32 is exact in float64. Their sum is rounded to odd: if the float64 sum is inexact (its
+    error is known exactly, by Knuth's two-sum) and even, it moves one step towards the true value. A number with
+    at least two more bits than the target, rounded to odd, can be rounded again as if it were the true value
+    (Boldo and Melquiond, Emulation of a FMA and correctly rounded sums, 2008, theorem 1).
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        product = np.asarray(a, np.float64) * np.asarray(b, np.float64)
+        addend = np.asarray(c, np.float64)
+        total = np.asarray(product + addend)
+        rest = total - product
+        error = (product - (total - rest)) + (addend - rest)
+        is_inexact = (error != 0) & np.isfinite(error)
+        is_even = (total.view(np.int64) & 1) == 0
+        towards = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+        return np.where(is_inexact & is_even, towards, total).astype(np.float32)
+
+
+def quantize_activations(x: F32) -> tuple[I64, F32]:
+    """[M, K] -> int8 values [M, K] and scales [M, K/32]: x is about scale * value.
+
+    A block's scale is its largest magnitude / 127 and its values are x * (127 / largest), rounded to the nearest,
+    ties to even. A block of (nearly) zeros has scale 0. A block that holds NaN or infinity has scale NaN and values
+    0, so that every output of its row is NaN.
+    """
+    blocks = np.ascontiguousarray(x, np.float32).reshape(x.shape[0], -1, BLOCK)
+    is_finite = np.isfinite(blocks).all(axis=2)
+    largest = np.where(is_finite, np.abs(blocks).max(axis=2), np.float32(np.nan))
+    is_zero = largest < SMALLEST
+    divisor = np.where(is_zero | ~is_finite, np.float32(1), largest)
+    inverse = np.float32(127) / divisor
+    usable = np.where((is_finite & ~is_zero)[..., None], blocks, np.float32(0))
+    values = np.rint(usable * inverse[..., None])
+    scales = np.where(is_zero, np.float32(0), largest / np.float32(127))
+    return values.astype(np.int64).reshape(x.shape), scales
+
+
+def _with_fields(blocks: Blocks, **fields: float) -> Blocks:
+    """A copy in which some of the (d, dmin, m) are set; fields that the type lacks are left out."""
+    copy = blocks.copy()
+    for name, value in fields.items():
+        if name in (copy.dtype.names or ()):
+            copy[name] = value
+    return copy
+
+
+def _decode(type: WeightType, blocks: Blocks) -> F32:
+    return dequantize(type, blocks.view(np.uint8).reshape(len(blocks), -1))
+
+
+class Integers:
+    """A weight as integers: w[n, k] = scale[n, k // 32] * values[n, k] + minimum, where there is one.
+
+    `values` hold the sub-block scales of K-quants. Minima are float32 per 32 columns (`minima`), or for Q2_K, which
+    has two per 32, integers per 16 columns (`half_minima`) times `half_scale`, per 32 columns again.
+    """
+
+    minima: F32 | None = None
+    half_minima: I64 | None = None
+    half_scale: F32
+
+    def __init__(self, type: WeightType, rows: U8) -> None:
+        blocks = as_blocks(type, rows)
+        names: tuple[str, ...] = blocks.dtype.names or ()
+        per_block = block_size(type) // BLOCK
+        self.values = _decode(type, _with_fields(blocks, d=1, dmin=0, m=0)).astype(np.int64)
+        self.scale = blocks["d"].astype(np.float32).repeat(per_block, axis=1)
+        if type is WeightType.Q2_K:
+            self.half_minima = _decode(type, _with_fields(blocks, d=0, dmin=1))[:, :: BLOCK // 2].astype(np.int64)
+            self.half_scale = blocks["dmin"].astype(np.float32).repeat(per_block, axis=1)
+        elif "m" in names or "dmin" in names:
+            self.minima = _decode(type, _with_fields(blocks, d=0))[:, ::BLOCK]
+
+
+def linear_int8(type: WeightType, rows: U8, x: F32) -> F32:
+    """[N, row bytes], [M, K] -> [M, N]: the Int8 family's x @ w.T, the same bits as its kernels.
+
+    Per block of 32 columns, ascending: sum = fma(float(dot), scale_w * scale_x, sum), dot being the exact integer dot
+    product; then for types with minima sum = fma(minimum, scale_x * sum(x), sum). Q2_K, which has two minima per
+    block: sum = fma(float(dot of minima and half sums of x), dmin * scale_x, sum).
+    """
+    w = Integers(type, rows)
+    values, scales = quantize_activations(x)
+    total = np.zeros((len(x), len(rows)), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for b in range(scales.shape[1]):
+            columns = slice(b * BLOCK, (b + 1) * BLOCK)
+            q, scale = values[:, columns], scales[:, b : b + 1]
+            dot = (q @ w.values[:, columns].T).astype(np.float32)
+            total = fma(dot, w.scale[:, b] * scale, total)
+            if w.minima is not None:
+                total = fma(w.minima[:, b], scale * q.sum(axis=1, keepdims=True).astype(np.float32), total)
+            if w.half_minima is not None:
+                half_sums = q.reshape(len(x), 2, BLOCK // 2).sum(axis=2)
+                minimum = (half_sums @ w.half_minima[:, 2 * b : 2 * b + 2].T).astype(np.float32)
+                total = fma(minimum, w.half_scale[:, b] * scale, total)
+    return total
+
+
+def linear_float32(type: WeightType, rows: U8, x: F32) -> F32:
+    """[N, row bytes], [M, K] -> [M, N]: the Float32 family's x @ w.T, the same bits as its kernels.
+
+    sum = fma(x[k], w[k], sum) over the columns, ascending, from zero.
+    """
+    w = dequantize(type, rows)
+    total = np.zeros((len(x), len(rows)), np.float32)
+    for k in range(x.shape[1]):
+        total = fma(x[:, k : k + 1], w[:, k], total)
+    return total
+
+
+def linear_bf16(type: WeightType, rows: U8, x: F32) -> F32:
+    """[N, row bytes], [M, K] -> [M, N]: both operands rounded to bf16 (ties to even), sums in float64."""
+    w = bf16_to_f32(f32_to_bf16(dequantize(type, rows))).astype(np.float64)
+    total: npt.NDArray[Any] = bf16_to_f32(f32_to_bf16(x)).astype(np.float64) @ w.T
+    return total.astype(np.float32)
+
+
+def linear_float(type: WeightType, rows: U8, x: F32) -> F32:
+    """[N, row bytes], [M, K] -> [M, N]: the dequantised weights as they are, in float64."""
+    total: npt.NDArray[Any] = x.astype(np.float64) @ dequantize(type, rows).astype(np.float64).T
+    return total.astype(np.float32)

@@ -1,0 +1,54 @@
+"""The twins' own foundations: a fused multiply-add that rounds once, and the rounding of activations."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pelton.formats import quants
+from pelton.formats.quants import WeightType
+from pelton.ops import numerics
+
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**60), max_value=2.0**60)
+
+
+def nearest(value: Fraction) -> np.float32:
+    """The float32 nearest to an exact value, ties to even."""
+    guess = np.float32(float(value))
+    candidates = [guess, np.nextafter(guess, np.float32(np.inf)), np.nextafter(guess, np.float32(-np.inf))]
+    return min(candidates, key=lambda c: (abs(Fraction(float(c)) - value), int(c.view(np.uint32)) & 1))
+
+
+@given(finite, finite, finite)
+def test_fma_rounds_once(a: float, b: float, c: float) -> None:
+    assert numerics.fma(a, b, c) == nearest(Fraction(a) * Fraction(b) + Fraction(c))
+
+
+def test_fma_where_rounding_twice_goes_wrong() -> None:
+    a, b = np.float32(1 + 2.0**-12), np.float32(1 + 2.0**-12)  # product 1 + 2^-11 + 2^-24: a tie in float32
+    for c in (np.float32(2.0**-80), np.float32(-(2.0**-80))):
+        expected = nearest(Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c)))
+        assert numerics.fma(a, b, c) == expected
+        assert (np.float32(np.float64(a) * np.float64(b) + np.float64(c)) == expected) == (c < 0)
+
+
+def test_activations_are_rounded_to_even_in_blocks_of_32() -> None:
+    x = np.zeros((1, 64), np.float32)
+    x[0, :4] = [127, 0.5, 1.5, -2.5]
+    values, scales = numerics.quantize_activations(x)
+    assert values[0, :4].tolist() == [127, 0, 2, -2]
+    assert scales.tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize("type", [t for t in WeightType if quants.is_supported(t) and quants.block_size(t) > 1])
+def test_int8_is_near_the_float_result(type: WeightType) -> None:
+    rng = np.random.default_rng(1)
+    rows = quants.quantize(type, rng.standard_normal((8, 512)))
+    x = rng.standard_normal((4, 512)).astype(np.float32)
+    expected = numerics.linear_float(type, rows, x)
+    assert np.abs(numerics.linear_int8(type, rows, x) - expected).max() < 0.02 * np.abs(expected).max()
+    assert np.abs(numerics.linear_bf16(type, rows, x) - expected).max() < 0.01 * np.abs(expected).max()
