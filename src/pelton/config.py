@@ -42,6 +42,9 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     home: Path
     offline: bool = False
+    """Also set by HF_HUB_OFFLINE: fetch nothing."""
+    hf_endpoint: str = ""
+    """Where the Hugging Face Hub is; also set by HF_ENDPOINT. "": where huggingface_hub says."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,11 +86,13 @@ def load(**overrides: Any) -> Config:
     }
     if unknown := sorted(set(overrides) - known):
         raise ConfigError(f"unknown settings: {', '.join(unknown)}")
-    hub = {"home": Path(platformdirs.user_data_dir("pelton"))}
+    hub: dict[str, Any] = {"home": Path(platformdirs.user_data_dir("pelton"))}
     if home := environment.get("PELTON_HOME"):
         hub["home"] = Path(home)
     if environment.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
-        hub["offline"] = True  # type: ignore[assignment]
+        hub["offline"] = True
+    if endpoint := environment.get("HF_ENDPOINT"):
+        hub["hf_endpoint"] = endpoint
     return Config(
         engine=_read(EngineConfig, environment, overrides),
         hub=_read(HubConfig, environment, {**hub, **{k: v for k, v in overrides.items() if v is not None}}),

@@ -1,0 +1,228 @@
+"""The Hugging Face Hub, and servers that speak like it.
+
+The library `huggingface_hub` knows the addresses, the token and what is in a repository; it also honours
+HF_TOKEN and HF_HUB_OFFLINE. The bytes are streamed here, because the library throws a half download away: a
+partial file is kept across drops, restarts and processes, and goes on with a Range request.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+import msgspec
+
+from pelton.errors import HubError
+from pelton.hub.catalogue import HubSource, Model
+from pelton.hub.source import FileInfo, Progress, RemoteFile, Report
+
+CONNECT_SECONDS = 4.0
+"""How long the hub may take to say what it has, in all; then the next source is tried."""
+READ_SECONDS = 30.0
+"""How long a download may stand still."""
+MAX_FAILURES = 4
+"""Connections in a row that may bring nothing."""
+USUAL_QUANTS = ("Q4_K_M", "Q4_0", "Q8_0", "F16", "BF16")
+"""What is taken where a name does not say: the first of these that a repository has."""
+
+_QUANT = re.compile(r"(?i)(?:^|[-._/])((?:IQ|Q|TQ|MXFP)\d[A-Z0-9_]*|BF16|F16|F32)(?=[-./]|$)")
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+T = TypeVar("T")
+
+
+def find(source: HubSource, model: Model, endpoint: str) -> tuple[RemoteFile, ...]:
+    """The files of `source`, their digests and sizes. `endpoint` "": the library's own, HF_ENDPOINT included.
+
+    Raises HubError: no answer in CONNECT_SECONDS, no such repository or file, or another digest than the model's.
+    """
+    import huggingface_hub as library
+    from huggingface_hub.constants import ENDPOINT
+
+    base = (endpoint or ENDPOINT).rstrip("/")
+    if source.file is None:
+        revision, found = _ask(base, lambda: _choose(library, source, base))
+    else:
+        revision, found = _ask(base, lambda: _look_up(library, source, base, model))
+    remote = []
+    for path, sha256, size in found:
+        if model.sha256 not in (None, sha256):
+            raise HubError(f"{path} there has SHA-256 {sha256}, but {model.sha256} was expected")
+        info = _info(path, sha256, size)
+        url = library.hf_hub_url(source.repo, path, revision=revision, endpoint=base)
+        remote.append(RemoteFile(info, _downloader(url, info, source.repo)))
+    return tuple(remote)
+
+
+def _info(path: str, sha256: str | None, size: int | None) -> FileInfo:
+    if sha256 is None or not _SHA256.fullmatch(sha256):
+        raise HubError(f"the hub does not say the SHA-256 of {path}")
+    try:
+        return msgspec.convert({"name": PurePosixPath(path).name, "sha256": sha256, "size": size}, FileInfo)
+    except msgspec.ValidationError as error:
+        raise HubError(f"the hub has a file that cannot be kept: {path!r:.200}: {error}") from None
+
+
+def _ask(endpoint: str, question: Callable[[], T]) -> T:
+    """The hub's answer, within CONNECT_SECONDS. In a thread: a name lookup cannot be told when to give up."""
+    import httpx2
+    from huggingface_hub.errors import FileMetadataError, HfHubHTTPError, HFValidationError
+
+    answers: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+
+    def work() -> None:
+        try:
+            answers.put((question(), None))
+        except BaseException as error:
+            answers.put((None, error))
+
+    threading.Thread(target=work, daemon=True, name="hub-metadata").start()
+    try:
+        answer, failure = answers.get(timeout=CONNECT_SECONDS)
+    except Empty:
+        raise HubError(f"no answer from {endpoint} within {CONNECT_SECONDS:g} seconds") from None
+    if isinstance(failure, httpx2.TransportError):
+        raise HubError(f"cannot reach {endpoint}: {_first_line(failure)}")
+    known = (httpx2.HTTPError, HfHubHTTPError, HFValidationError, FileMetadataError, OSError, ValueError)
+    if isinstance(failure, known):
+        raise HubError(_first_line(failure)) from None
+    if failure is not None:
+        raise failure
+    return answer  # type: ignore[return-value]  # there is one where there is no failure
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0].strip()[:300] if lines else type(error).__name__
+
+
+Found = tuple[str, list[tuple[str, str | None, int | None]]]
+"""A revision, and (path, SHA-256, size) of each file."""
+
+
+def _look_up(library: Any, source: HubSource, endpoint: str, model: Model) -> Found:
+    """One file by its path (of a split model: all parts)."""
+    revision, found = "main", []
+    for part in _parts(source.file or ""):
+        url = library.hf_hub_url(source.repo, part, endpoint=endpoint)
+        metadata = library.get_hf_file_metadata(url, timeout=CONNECT_SECONDS, endpoint=endpoint)
+        digest = metadata.etag if _SHA256.fullmatch(metadata.etag or "") else model.sha256
+        revision = metadata.commit_hash or revision
+        found.append((part, digest, metadata.size))
+    return revision, found
+
+
+def _choose(library: Any, source: HubSource, endpoint: str) -> Found:
+    """The files of a quantisation."""
+    api = library.HfApi(endpoint=endpoint)
+    info = api.model_info(source.repo, files_metadata=True, timeout=CONNECT_SECONDS)
+    files = {file.rfilename: file for file in info.siblings or ()}
+    chosen = choose(tuple(files), source.repo, source.quant)
+    missing = [path for path in chosen if path not in files]
+    if missing:
+        raise ValueError(f"{source.repo} lacks {missing[0]}")
+    return info.sha or "main", [
+        (path, files[path].lfs.sha256 if files[path].lfs else None, files[path].size) for path in chosen
+    ]
+
+
+def choose(paths: Sequence[str], repo: str, quant: str) -> tuple[str, ...]:
+    """Of a repository's files, the model of that quantisation ("": the usual one), all its parts in order.
+
+    Raises ValueError that names what there is.
+    """
+    by_quant: dict[str, list[str]] = {}
+    for path in paths:
+        name = PurePosixPath(path).name.lower()
+        part = _PART.search(path)
+        is_model = name.endswith(".gguf") and not name.startswith("mmproj") and "imatrix" not in name
+        if is_model and (part is None or int(part[1]) == 1) and (match := _QUANT.search(path)):
+            by_quant.setdefault(match[1].upper(), []).append(path)
+    usual = next((name for name in USUAL_QUANTS if name in by_quant), None)
+    wanted = quant.upper() or usual
+    if wanted is None or wanted not in by_quant:
+        there = ", ".join(sorted(by_quant)) or "no GGUF files"
+        raise ValueError(f"{repo} has {there}" + (f", not {wanted}" if wanted else ""))
+    if len(by_quant[wanted]) > 1:
+        raise ValueError(f"{repo} has several files of {wanted}, name one: {', '.join(by_quant[wanted])}")
+    return _parts(by_quant[wanted][0])
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    """All parts of the split model whose first part this is; otherwise the path alone."""
+    if (match := _PART.search(path)) is None:
+        return (path,)
+    stem, count = path[: match.start()], int(match[2])
+    return tuple(f"{stem}-{i:05d}-of-{match[2]}.gguf" for i in range(1, min(count, 999) + 1))
+
+
+def _downloader(url: str, info: FileInfo, repo: str) -> Callable[[Path, Report], None]:
+    def download(path: Path, report: Report) -> None:
+        def tell(done: int) -> None:
+            report(Progress(source=repo, phase="download", file=info.name, done=done, total=info.size))
+
+        _gather(url, path, info, tell)
+
+    return download
+
+
+def _gather(url: str, path: Path, info: FileInfo, tell: Callable[[int], None]) -> None:
+    """Streams until the file is whole, going on where a connection dropped."""
+    import httpx2
+
+    failures = 0
+    while True:
+        before = path.stat().st_size if path.exists() else 0
+        if info.size is not None and before >= info.size > 0:
+            break
+        try:
+            _stream(url, path, before, tell)
+            if info.size is None:
+                break
+            trouble = "the connection was closed early"
+        except httpx2.TransportError as error:
+            trouble = _first_line(error)
+        here = path.stat().st_size if path.exists() else 0
+        if info.size is not None and here >= info.size:
+            break
+        failures = 0 if here > before else failures + 1
+        if failures >= MAX_FAILURES:
+            raise HubError(
+                f"the download stopped at {here} of {info.size or 'unknown'} bytes ({trouble}); "
+                "pulling again goes on from there"
+            )
+        time.sleep(0.25 * 2**failures)
+
+
+def _stream(url: str, path: Path, start: int, tell: Callable[[int], None]) -> None:
+    """One connection: appends to the file from `start`, or from 0 where the server cannot do that."""
+    import httpx2
+    from huggingface_hub import get_session, get_token
+
+    headers = {"User-Agent": "pelton", "Accept-Encoding": "identity"}
+    if token := get_token():
+        headers["Authorization"] = f"Bearer {token}"  # left out where a redirect leads to another host
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    timeout = httpx2.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
+    with get_session().stream("GET", url, headers=headers, timeout=timeout, follow_redirects=True) as response:
+        if response.status_code == 416:  # there is nothing after `start`: what we have is not the file
+            path.unlink()
+            return
+        if response.is_error:
+            raise HubError(f"{url} answers with status {response.status_code}")
+        expected = f"bytes {start}-"
+        if response.status_code != 206 or not response.headers.get("Content-Range", "").startswith(expected):
+            start = 0
+        with path.open("r+b" if path.exists() else "wb") as file:
+            file.truncate(start)
+            file.seek(start)
+            tell(start)
+            for chunk in response.iter_bytes():
+                file.write(chunk)
+                tell(file.tell())

@@ -1,0 +1,50 @@
+"""What every source of models offers, and what it says while it works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from pelton.hub.store import Digest, FileName
+
+Phase = Literal["connect", "wait", "download", "unpack", "verify", "failed", "done"]
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a pull. `done` and `total` are bytes of `file`; total None: not known."""
+
+    source: str
+    """Where from, for people: "huggingface.co/owner/repo"."""
+    phase: Phase
+    """wait: another process fetches the same file. failed: `detail` says why; the next source follows."""
+    file: str = ""
+    done: int = 0
+    total: int | None = None
+    detail: str = ""
+
+
+Report = Callable[[Progress], None]
+
+
+class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that a source has. `size` None: the source does not say."""
+
+    name: FileName
+    sha256: Digest
+    size: int | None
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file, and how to gather it at a path. `scratch` is what that takes beside the file itself, in bytes.
+
+    `download` goes on from what is at the path already where it can, and raises HubError.
+    """
+
+    info: FileInfo
+    download: Callable[[Path, Report], None]
+    scratch: int = 0
