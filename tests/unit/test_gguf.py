@@ -1,6 +1,7 @@
 """GGUF files both ways against the `gguf` package, and bytes that mean harm."""
 
 import struct
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -242,6 +243,8 @@ BAD = {
     "big-endian": (raw(version=0x03000000), "big-endian"),
     "many keys": (raw(num_keys=1 << 62), r"the number of metadata keys is \d+"),
     "many tensors": (raw(num_tensors=(1 << 64) - 1), r"the number of tensors is \d+"),
+    "keys past the end": (raw(num_keys=1000), r"the number of metadata keys is 1000, more than"),
+    "tensors past the end": (raw(num_tensors=1000), r"the number of tensors is 1000, more than"),
     "more keys than there are": (raw(num_keys=2), "key"),
     "long key": (raw([struct.pack("<Q", 1 << 63)], num_keys=1), "metadata key 0 has 9223372036854775808 bytes"),
     "key past the end": (raw([struct.pack("<Q", 60000)], num_keys=1), "metadata key 0 takes 60000 bytes"),
@@ -255,6 +258,7 @@ BAD = {
     "long array": (raw([key("k", 9, array(12, 1 << 61))]), r"'k' takes \d+ bytes"),
     "array past the end": (raw([key("k", 9, array(4, 1000))]), "'k' takes 4000 bytes"),
     "many strings": (raw([key("k", 9, array(8, 1 << 40))]), "the length of 'k' is 1099511627776"),
+    "long strings": (raw([key("k", 9, array(8, 1 << 20))]), "'k' is 1048576, more than the file can hold"),
     "strings past the end": (raw([key("k", 9, array(8, 3, struct.pack("<Q", 1 << 63)))]), "the file ends in number 1"),
     "last string too long": (raw([key("k", 9, array(8, 1, struct.pack("<Q", 500)))]), "'k' takes 508 bytes"),
     "nested": (raw([key("k", 9, nested(1))]), "array of arrays"),
@@ -319,6 +323,22 @@ def test_paths_that_are_no_files(tmp_path):
         checkpoint.open(tmp_path / "none.gguf")
     with pytest.raises(FormatError, match="this is not a file"):
         checkpoint.open(tmp_path)
+
+
+def test_a_large_vocabulary_opens_fast(tmp_path):
+    words = [f"word-{i}" for i in range(262_144)]
+    path = write(tmp_path / "m.gguf", {"tokenizer.ggml.tokens": words, "after": 7}, [])
+    started = time.process_time()
+    file = checkpoint.open(path)
+    opened = time.process_time() - started
+    assert file.metadata["after"] == 7
+    assert file.metadata["tokenizer.ggml.tokens"] == words
+    assert opened < 0.4  # 0.06 when it was written; a reader that makes an object per string takes seconds
+
+
+def test_a_path_that_is_too_long():
+    with pytest.raises(FormatError, match="cannot be read"):
+        checkpoint.open("x" * 5000 + ".gguf")
 
 
 def read_all(path: Path) -> None:

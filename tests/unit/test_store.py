@@ -213,3 +213,6 @@ def test_a_local_file_is_found_by_its_path(tmp_path, models, monkeypatch):
     for missing in ("none.gguf", "./none.gguf", "/none.gguf"):
         with pytest.raises(ModelNotFound, match="there is no such file"):
             models.resolve(missing)
+    for wrong in ("x" * 5000 + ".gguf", "~no-such-user/m.gguf"):
+        with pytest.raises(ModelNotFound, match="cannot be a path"):
+            models.resolve(wrong)

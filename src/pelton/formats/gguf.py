@@ -33,6 +33,10 @@ MAX_ALIGNMENT: Final = 1 << 20
 MAX_NAME: Final = 65535
 """Bytes of a key (from the format's description) or of a tensor's name."""
 MAX_DIMENSIONS: Final = 4
+MAX_TENSORS: Final = 1 << 16
+MAX_KEYS: Final = 1 << 16
+MAX_STRINGS: Final = 1 << 24
+"""Far above any model's; they bound the time and memory that a large hostile file can take."""
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -166,18 +170,18 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._position = 0
-        if not path.exists():
-            raise ModelNotFound(f"{path}: there is no such file")
-        if not path.is_file():
-            raise FormatError(f"{path}: this is not a file")
         try:
+            if not path.exists():
+                raise ModelNotFound(f"{path}: there is no such file")
+            if not path.is_file():
+                raise FormatError(f"{path}: this is not a file")
             with path.open("rb") as file:
                 self._size = path.stat().st_size
                 if self._size < 24:
                     raise self._error(f"a GGUF file has at least 24 bytes, this has {self._size}")
                 self._data = mmap.mmap(file.fileno(), self._size, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise FormatError(f"{path}: cannot be read: {error.strerror}") from None
+        except (OSError, ValueError) as error:  # ValueError: cut short just now, or no path at all
+            raise FormatError(f"{path}: cannot be read: {error}") from None
 
     def _error(self, message: str) -> FormatError:
         return FormatError(f"{self._path}: {message}")
@@ -198,9 +202,11 @@ class _Reader:
         value: int = _U64.unpack_from(self._data, self._take(8, what))[0]
         return value
 
-    def _count(self, what: str, least_bytes: int) -> int:
+    def _count(self, what: str, limit: int, least_bytes: int) -> int:
         """A number of things that take at least so many bytes each."""
         count = self._u64(what)
+        if count > limit:
+            raise self._error(f"{what} is {count}, the most is {limit}")
         if count * least_bytes > self._size - self._position:
             raise self._error(f"{what} is {count}, more than the file can hold")
         return count
@@ -224,8 +230,8 @@ class _Reader:
             if version & 0xFFFF == 0 and version:
                 raise UnsupportedModel(f"{self._path}: big-endian GGUF files are not supported")
             raise UnsupportedModel(f"{self._path}: GGUF version {version} is not supported, only 2 and 3 are")
-        num_tensors = self._count("the number of tensors", 32)
-        num_keys = self._count("the number of metadata keys", 13)
+        num_tensors = self._count("the number of tensors", MAX_TENSORS, 32)
+        num_keys = self._count("the number of metadata keys", MAX_KEYS, 13)
         metadata = self._metadata(num_keys)
         tensors = self._tensors(num_tensors, self._alignment(metadata))
         return Part(self._path, metadata, tensors, self._size)
@@ -245,7 +251,7 @@ class _Reader:
         if type_id == _ARRAY:
             element = self._u32(f"the element type of {what}")
             if element == _STRING:
-                return self._strings(self._count(f"the length of {what}", 8), what)
+                return self._strings(self._count(f"the length of {what}", MAX_STRINGS, 8), what)
             if element == _ARRAY:
                 raise UnsupportedModel(f"{self._path}: {what} is an array of arrays, which is not supported")
             return self._numbers(element, self._u64(f"the length of {what}"), what)

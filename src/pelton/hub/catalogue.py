@@ -110,9 +110,12 @@ def local_file(name: str) -> Path | None:
     """The file that `name` is the path of; None where it is a name. Raises ModelNotFound for a path to nothing."""
     if not name.endswith(".gguf"):
         return None
-    path = Path(name).expanduser()
-    if path.is_file():
-        return path
+    try:
+        path = Path(name).expanduser()
+        if path.is_file():
+            return path
+    except (OSError, RuntimeError, ValueError) as error:  # too long, no such user, a null byte
+        raise ModelNotFound(f"{name[:200]!r} cannot be a path: {error}") from None
     if name.startswith((".", "/", "~")) or _HUB_NAME.fullmatch(name) is None:
-        raise ModelNotFound(f"{path}: there is no such file")
+        raise ModelNotFound(f"{name[:200]}: there is no such file")
     return None

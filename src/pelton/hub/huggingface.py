@@ -25,7 +25,7 @@ CONNECT_SECONDS = 4.0
 """How long the hub may take to say what it has, in all; then the next source is tried."""
 READ_SECONDS = 30.0
 """How long a download may stand still."""
-MAX_FAILURES = 4
+MAX_FAILURES = 3
 """Connections in a row that may bring nothing."""
 USUAL_QUANTS = ("Q4_K_M", "Q4_0", "Q8_0", "F16", "BF16")
 """What is taken where a name does not say: the first of these that a repository has."""
@@ -178,7 +178,7 @@ def _gather(url: str, path: Path, info: FileInfo, tell: Callable[[int], None]) -
     failures = 0
     while True:
         before = path.stat().st_size if path.exists() else 0
-        if info.size is not None and before >= info.size > 0:
+        if before == info.size:
             break
         try:
             _stream(url, path, before, tell)
@@ -211,8 +211,9 @@ def _stream(url: str, path: Path, start: int, tell: Callable[[int], None]) -> No
         headers["Range"] = f"bytes={start}-"
     timeout = httpx2.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
     with get_session().stream("GET", url, headers=headers, timeout=timeout, follow_redirects=True) as response:
-        if response.status_code == 416:  # there is nothing after `start`: what we have is not the file
+        if response.status_code == 416 and start:  # there is nothing after `start`: what we have is not the file
             path.unlink()
+            _stream(url, path, 0, tell)
             return
         if response.is_error:
             raise HubError(f"{url} answers with status {response.status_code}")

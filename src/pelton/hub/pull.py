@@ -78,8 +78,15 @@ def _fetch(file: RemoteFile, store: Store, label: str, progress: Report) -> None
         return
     partial = store.partial(info.sha256)
     _check_disk(file, partial)
+    goes_on = partial.exists()
     file.download(partial, progress)
-    store.take_in(info.sha256, verifying)
+    try:
+        store.take_in(info.sha256, verifying)
+    except HubError:
+        if not goes_on:
+            raise
+        file.download(partial, progress)  # the fault may lie in the part that was here: from the start, once
+        store.take_in(info.sha256, verifying)
 
 
 def _check_disk(file: RemoteFile, partial: Path) -> None:
