@@ -17,5 +17,6 @@ NB_MODULE(_core, m) {
         return std::vector<std::string>(names, names + count);
     });
     pelton::bind_attention(m);
+    pelton::bind_plan(m);
     pelton::bind_linear(m);
 }

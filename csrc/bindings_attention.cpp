@@ -88,6 +88,21 @@ void bind_attention(nb::module_& m) {
                 self.write(blocks.data(), static_cast<int>(blocks.shape(0)), static_cast<const uint8_t*>(data.data()));
             },
             "blocks"_a, "data"_a);
+    m.def(
+        "kv_block_bytes",
+        [](int num_layers, int num_kv_heads, int head_dim, int value_dim, const std::string& type) {
+            return kv_shape(num_layers, num_kv_heads, head_dim, value_dim, type).block_bytes();
+        },
+        nb::kw_only(), "num_layers"_a, "num_kv_heads"_a, "head_dim"_a, "value_dim"_a, "type"_a);
+    m.def(
+        "attend_workspace",
+        [](int num_kv_heads, int head_dim, int value_dim, const std::string& type, int num_heads, int max_context,
+           int num_threads) {
+            const KVShape shape = kv_shape(1, num_kv_heads, head_dim, value_dim, type);
+            return attend_workspace(shape, num_heads, max_context, num_threads);
+        },
+        nb::kw_only(), "num_kv_heads"_a, "head_dim"_a, "value_dim"_a, "type"_a, "num_heads"_a, "max_context"_a,
+        "num_threads"_a);
     m.def("attend_alone", &attend_alone, nb::kw_only(), "cache"_a, "slot"_a, "q"_a, "k"_a, "v"_a, "out"_a,
           "positions"_a, "seq_starts"_a, "tables"_a, "num_heads"_a, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f,
           "num_threads"_a = 1, "isa"_a = "");

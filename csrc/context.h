@@ -32,8 +32,13 @@ struct StepContext {
     KVCache* const* caches;  // per cache group
     uint8_t* scratch;        // kScratchBytes for each thread, thread 0 first
     uint8_t* workspace;      // one shared buffer, as large as the hungriest op of the plan asked for; 64-byte aligned
+    uint8_t* epilogue = nullptr;  // epilogue_bytes for each thread: the second product of a gated linear
+    size_t epilogue_bytes = 0;
 
     uint8_t* scratch_of(int thread) const { return scratch + static_cast<size_t>(thread) * kScratchBytes; }
+    float* epilogue_of(int thread) const {
+        return reinterpret_cast<float*>(epilogue + static_cast<size_t>(thread) * epilogue_bytes);
+    }
 };
 
 // A row-major float32 matrix in the arena: `stride` floats from one row to the next (a multiple of 16), rows

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/attention.h"
+#include "kernels/rows.h"
 #include "types.h"
 
 namespace pelton {
@@ -58,6 +59,7 @@ struct KernelTable {
     const char* isa;
     LinearTable linear;
     const AttentionKernel* attention;  // [kNumKVTypes]
+    const RowKernels* rows;
 };
 
 // One function per instruction set that this build has, defined in csrc/kernels/<isa>/table.cpp.

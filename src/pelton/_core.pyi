@@ -1,5 +1,7 @@
 """The compiled core."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -44,6 +46,118 @@ def attend_alone(
     isa: str = "",
 ) -> None:
     """One layer's attention outside of any plan, into `out`: for tests and timing."""
+
+def kv_block_bytes(*, num_layers: int, num_kv_heads: int, head_dim: int, value_dim: int, type: str) -> int:
+    """`block_bytes` of a cache that is not there yet."""
+
+def attend_workspace(
+    *,
+    num_kv_heads: int,
+    head_dim: int,
+    value_dim: int,
+    type: str,
+    num_heads: int,
+    max_context: int,
+    num_threads: int,
+) -> int:
+    """Bytes of workspace that one attention layer wants at most."""
+
+class Memory:
+    """Zeroed anonymous memory, in huge pages where the system has them."""
+
+    def __init__(self, bytes: int) -> None: ...
+    @property
+    def size(self) -> int: ...
+    def write(self, offset: int, bytes: npt.NDArray[np.uint8]) -> None: ...
+
+class Machine:
+    """The kernels of one instruction set, and threads. Raises ValueError for an instruction set that is not here."""
+
+    def __init__(self, isa: str, num_threads: int, pin: bool) -> None: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def num_threads(self) -> int: ...
+    def family(self, type: int) -> int:
+        """The kernel family of a weight type, by number; -1: there is no kernel."""
+
+    def tile_bytes(self, type: int, K: int) -> int:
+        """Packed bytes of 16 rows of K columns."""
+
+    def prepared_bytes(self, family: int, M: int, K: int) -> int:
+        """Bytes of M rows of K activations in a family's form."""
+
+    def scratch_bytes(self, max_tokens: int) -> int:
+        """Scratch of all threads, for steps of up to so many tokens."""
+
+    def pack(
+        self,
+        type: int,
+        file: npt.NDArray[np.uint8],
+        num_rows: int,
+        K: int,
+        row_order: npt.NDArray[np.int32] | None,
+        memory: Memory,
+        offset: int,
+    ) -> None:
+        """Pack file bytes into tiles at `offset`, with all threads. Row i is file row row_order[i], or i."""
+
+_Ids = tuple[int, int, int]
+
+class Program:
+    """A plan in the core. Operands are numbered as they are added; -1 stands for one that is not given. Numbers of
+    epilogues and activations are those of csrc/ops/linear.h and csrc/kernels/rows.h. Errors are ValueError."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        caches: list[KVCache],
+        arena: int,
+        workspace: int,
+        max_tokens: int,
+        profile: bool,
+    ) -> None: ...
+    def add_rows(self, offset: int, width: int, stride: int) -> int: ...
+    def add_prepared(self, offset: int, width: int, family: int) -> int: ...
+    def add_vector(self, weights: Memory, offset: int, width: int) -> int: ...
+    def add_matrix(self, type: int, weights: Memory, offset: int, N: int, K: int) -> int: ...
+    def begin_rows(self, per_logit_row: bool) -> None: ...
+    def begin_linears(self, per_logit_row: bool) -> None: ...
+    def add_row_step(self, op: str, outs: list[int], ins: list[int], ints: list[int], floats: list[float]) -> bool:
+        """False: the op has no kernel."""
+
+    def add_linear(self, epilogue: int, out: int, product: _Ids, up: _Ids, residual: int, activation: int) -> None:
+        """A product is (x, weight, bias)."""
+
+    def add_attend(
+        self,
+        q: int,
+        k: int,
+        v: int,
+        out: int,
+        group: int,
+        slot: int,
+        num_heads: int,
+        scale: float,
+        window: int,
+        softcap: float,
+    ) -> None: ...
+    def set_head(self, x: int, product: _Ids, logits: int, tile_rows: int, num_valid: int, cap: float) -> None: ...
+    def run(
+        self,
+        ids: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int32],
+        seq_starts: npt.NDArray[np.int32],
+        tables: Sequence[npt.NDArray[np.int32]],
+        logit_rows: npt.NDArray[np.int32],
+    ) -> None:
+        """One step; returns when it has run."""
+
+    def logits(self, out: npt.NDArray[np.float32]) -> None:
+        """The whole logits of the last step's rows, [R, num_valid]."""
+
+    def timings(self) -> list[tuple[int, int]]:
+        """(nanoseconds, runs) of each phase, the head last; zeros unless profiling is on."""
 
 class LinearKernel:
     """One instruction set's linear kernel of one weight type, on arrays: for tests and measurements.

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from pelton.models.base import Model
 from pelton.ops import reference
-from pelton.ops.data import BLOCK_TOKENS, Batch, CacheGroup, KVType
+from pelton.ops.data import BLOCK_TOKENS, I32, Batch, CacheGroup, KVType
 from pelton.ops.memory import Memory
 
 Logits = npt.NDArray[np.floating]
@@ -31,41 +31,55 @@ def on_reference(
     return lambda batch: model.step(reference.Ops(batch, memory), weights, batch)
 
 
-def run(
-    run_step: RunStep, groups: Sequence[CacheGroup], sequences: Sequence[Sequence[int]], plan: Sequence[Sequence[int]]
-) -> list[Logits]:
-    """All logits of every sequence. `plan`: for each step how many tokens each sequence advances; 0: sits out.
-
-    Blocks are scattered and interleaved over sequences, and differ between groups.
-    """
-    longest = -(-max(map(len, sequences)) // BLOCK_TOKENS)
+def scattered_tables(groups: Sequence[CacheGroup], num_sequences: int, length: int) -> list[I32]:
+    """Per group [num_sequences, blocks]: scattered, interleaved over sequences, different in each group."""
+    per_sequence = -(-length // BLOCK_TOKENS)
     tables = []
     for g in range(len(groups)):
-        blocks = np.random.default_rng(g).permutation(len(sequences) * longest) + 1
-        tables.append(blocks.reshape(len(sequences), longest).astype(np.int32))
+        blocks = np.random.default_rng(g).permutation(num_sequences * per_sequence) + 1
+        tables.append(blocks.reshape(num_sequences, per_sequence).astype(np.int32))
+    return tables
+
+
+def make_batch(
+    sequences: Sequence[Sequence[int]],
+    spans: Sequence[tuple[int, int, int]],
+    tables: Sequence[I32],
+    cross_lengths: Sequence[int] | None = None,
+) -> Batch:
+    """One step over spans of (sequence, first position, end), with logits for every row."""
+    active = [s for s, _, _ in spans]
+    ids = np.array([t for s, a, b in spans for t in sequences[s][a:b]], np.int32)
+    return Batch(
+        ids=ids,
+        positions=np.concatenate([np.arange(a, b, dtype=np.int32) for _, a, b in spans]),
+        seq_starts=np.cumsum([0, *(b - a for _, a, b in spans)]).astype(np.int32),
+        tables=tuple(table[active] for table in tables),
+        logit_rows=np.arange(ids.size, dtype=np.int32),
+        cross_lengths=None if cross_lengths is None else np.array(cross_lengths, np.int32)[active],
+    )
+
+
+def run(
+    run_step: RunStep,
+    groups: Sequence[CacheGroup],
+    sequences: Sequence[Sequence[int]],
+    plan: Sequence[Sequence[int]],
+    cross_lengths: Sequence[int] | None = None,
+) -> list[Logits]:
+    """All logits of every sequence. `plan`: for each step how many tokens each sequence advances; 0: sits out."""
+    tables = scattered_tables(groups, len(sequences), max(map(len, sequences)))
     done = [0] * len(sequences)
     collected: list[list[Logits]] = [[] for _ in sequences]
     for counts in plan:
-        active = [s for s, count in enumerate(counts) if count]
-        spans = [(s, done[s], done[s] + counts[s]) for s in active]
-        batch = Batch(
-            ids=np.array([t for s, a, b in spans for t in sequences[s][a:b]], np.int32),
-            positions=np.concatenate([np.arange(a, b, dtype=np.int32) for _, a, b in spans]),
-            seq_starts=np.cumsum([0, *(b - a for _, a, b in spans)]).astype(np.int32),
-            tables=tuple(table[active] for table in tables),
-            logit_rows=np.arange(sum(counts), dtype=np.int32),
-        )
+        spans = [(s, done[s], done[s] + count) for s, count in enumerate(counts) if count]
+        batch = make_batch(sequences, spans, tables, cross_lengths)
         rows = np.split(run_step(batch), batch.seq_starts[1:-1])
         for (s, _, stop), part in zip(spans, rows, strict=True):
             collected[s].append(part)
             done[s] = stop
     assert done == [len(s) for s in sequences]
     return [np.concatenate(parts) for parts in collected]
-
-
-def chunks(length: int, size: int) -> list[list[int]]:
-    """One sequence in chunks."""
-    return [[min(size, length - start)] for start in range(0, length, size)]
 
 
 def error(got: Logits, want: Logits) -> float:

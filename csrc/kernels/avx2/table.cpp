@@ -12,7 +12,7 @@ static const LinearKernel* linear(WeightType type) {
 
 const KernelTable* kernel_table() {
     static constexpr KernelTable table = {
-        "avx2", {{kFloat32Activations, kInt8Activations, {}}, linear}, attention_kernels};
+        "avx2", {{kFloat32Activations, kInt8Activations, {}}, linear}, attention_kernels, &row_kernels};
     return &table;
 }
 

@@ -12,7 +12,7 @@ static const LinearKernel* linear(WeightType type) {
 
 const KernelTable* kernel_table() {
     static constexpr KernelTable table = {
-        "avx512", {{kFloat32Activations, kInt8Activations, {}}, linear}, attention_kernels};
+        "avx512", {{kFloat32Activations, kInt8Activations, {}}, linear}, attention_kernels, &row_kernels};
     return &table;
 }
 

@@ -12,55 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from pelton.errors import ConfigError
 from pelton.ops.data import BLOCK_TOKENS as BLOCK_TOKENS
-from pelton.ops.data import F32, I32, KVType
+from pelton.ops.data import F32, KVType
 from pelton.ops.data import NULL_BLOCK as NULL_BLOCK
 from pelton.ops.data import U8 as U8
 from pelton.ops.data import Batch as Batch
 from pelton.ops.data import CacheGroup as CacheGroup
 from pelton.ops.data import Weight as Weight
-
-
-@dataclass(frozen=True)
-class SampleArrays:
-    """Per-row sampling parameters of the R rows of `logit_rows`. Sparse lists are CSR: row r owns entries
-    offsets[r] .. offsets[r+1]-1. Temperature 0 is greedy. The order of the chain stands in `engine.sampling`.
-    """
-
-    temperature: F32
-    top_p: F32
-    min_p: F32
-    top_k: I32  # 0: all
-    seed: npt.NDArray[np.uint64]
-    choice: I32
-    position: I32  # output position: 0 for the first generated token
-    repetition: F32
-    presence: F32
-    frequency: F32
-    history_offsets: I32  # [R + 1] tokens that penalties look at
-    history_ids: I32
-    history_counts: I32  # times in the output; 0: in the prompt only
-    bias_offsets: I32  # [R + 1] logit_bias; -inf bans a token
-    bias_ids: I32
-    bias_values: F32
-    num_logprobs: int = 0  # the largest over the rows, -1: none wanted
-    masks: npt.NDArray[np.uint32] | None = None  # [R, ceil(vocab/32)] bits of allowed tokens
-    mask_rows: I32 | None = None  # [R] row of `masks` for each row, -1: none
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """What sampling drew. Logprobs are of the raw model distribution (before penalties, bias, temperature)."""
-
-    ids: I32  # [R]
-    logprobs: F32  # [R] of the drawn ids; zeros where none were wanted
-    top_ids: I32  # [R, num_logprobs]
-    top_logprobs: F32
-
+from pelton.ops.sampling import BAD_LOGITS as BAD_LOGITS
+from pelton.ops.sampling import NO_TOKEN as NO_TOKEN
+from pelton.ops.sampling import SampleArrays as SampleArrays
+from pelton.ops.sampling import Sampled as Sampled
 
 NAMES = ("cpu",)
 """The backends of this build."""
@@ -138,6 +101,7 @@ class LoadSpec:
     max_tokens: int  # upper bound of T in one step
     max_sequences: int  # upper bound of S and of R in one step
     max_context: int
+    digest: str = ""
 
 
 class Backend(Protocol):

@@ -156,12 +156,12 @@ def read_config(
     num_heads = meta.integer("attention.head_count", high=1024)
     num_kv_heads = meta.integer("attention.head_count_kv", high=1024, default=num_heads)
     if num_heads % num_kv_heads:
-        raise meta.wrong("attention.head_count", f"is {num_heads}, no multiple of {num_kv_heads} key/value heads")
+        raise meta.wrong("attention.head_count_kv", f"is {num_kv_heads}, which does not divide {num_heads} heads")
     if not meta.has("attention.key_length") and width % num_heads:
         raise meta.wrong("embedding_length", f"is {width}, no multiple of {num_heads} heads")
     head_dim = meta.integer("attention.key_length", high=1024, default=width // num_heads)
     if meta.integer("attention.value_length", high=1024, default=head_dim) != head_dim:
-        raise meta.wrong("attention.value_length", f"differs from the key length {head_dim}: not supported")
+        raise UnsupportedModel(f"{meta.file}: {meta.architecture} models whose keys and values differ in width")
     trained = meta.integer("context_length", high=MAX_CONTEXT)
     context = context or trained
     layers, groups = place_layers(

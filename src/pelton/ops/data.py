@@ -44,8 +44,9 @@ class Weight:
 class CacheGroup:
     """Layers with the same memory need. `num_layers` of them share one block table per sequence.
 
-    A `state` group has one block per sequence, the first of its table: num_kv_heads * head_dim float32 values
-    per layer. A `cross` group holds an encoder's keys and values, a `none` group nothing.
+    A `latent` group's values are the first value_dim columns of its keys, not stored again. A `state` group has one
+    block per sequence, the first of its table: num_kv_heads * head_dim float32 values per layer. A `cross` group
+    holds an encoder's keys and values, a `none` group nothing.
     """
 
     kind: Literal["full", "window", "latent", "state", "cross", "none"]

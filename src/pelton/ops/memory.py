@@ -38,16 +38,24 @@ class Memory:
         for group, blocks in zip(groups, num_blocks, strict=True):
             slots = 0 if group.kind in ("state", "none") else BLOCK_TOKENS
             shape = (group.num_layers, blocks, slots, group.num_kv_heads)
-            self._keys.append(np.zeros((*shape, group.head_dim), dtype))
-            self._values.append(np.zeros((*shape, group.value_dim), dtype))
+            keys = np.zeros((*shape, group.head_dim), dtype)
+            self._keys.append(keys)
+            is_latent = group.kind == "latent"
+            self._values.append(
+                keys[..., : group.value_dim] if is_latent else np.zeros((*shape, group.value_dim), dtype)
+            )
             state = group.num_kv_heads * group.head_dim if group.kind == "state" else 0
             self._states.append(np.zeros((group.num_layers, blocks, state), dtype))
 
-    def store(self, group: int, slot: int, table: I32, positions: I32, k: Floats, v: Floats) -> None:
-        """[n, G, d], [n, G, dv]: round and keep the keys and values of one sequence's positions [n]."""
+    def store(self, group: int, slot: int, table: I32, positions: I32, k: Floats, v: Floats | None) -> None:
+        """[n, G, d], [n, G, dv]: round and keep the keys and values of one sequence's positions [n].
+
+        Without v the values are a part of the keys.
+        """
         blocks, places = table[positions // BLOCK_TOKENS], positions % BLOCK_TOKENS
         self._keys[group][slot, blocks, places] = round_kv(k, self.kv_type)
-        self._values[group][slot, blocks, places] = round_kv(v, self.kv_type)
+        if v is not None:
+            self._values[group][slot, blocks, places] = round_kv(v, self.kv_type)
 
     def read(self, group: int, slot: int, table: I32, positions: I32) -> tuple[Floats, Floats]:
         """The keys [n, G, d] and values [n, G, dv] at one sequence's positions [n]."""

@@ -89,6 +89,11 @@ def softmax(x: Array) -> Array:
     return e / e.sum(axis=-1, keepdims=True)
 
 
+def _heads(x: Array, num_heads: int) -> Array:
+    """[n, H*d] -> [n, H, d]."""
+    return x.reshape(x.shape[0], num_heads, -1)
+
+
 def _visible(queries: I32, keys: I32, spec: AttendSpec) -> npt.NDArray[np.bool_]:
     """[n, L]: may the token at position queries[i] see the key at position keys[j]?"""
     if spec.mask != "causal":
@@ -172,13 +177,14 @@ class Ops:
 
     def attend(self, q: Array, k: Array | None, v: Array | None, *, spec: AttendSpec) -> Array:
         """Sequence by sequence: store, read back all that a query may see, softmax, weigh."""
-        if k is not None and v is not None and spec.mask == "causal":
-            self.remember(k, v, spec=spec)
+        if k is not None and spec.mask == "causal":
+            self._remember(k, v, spec)
         out = np.empty((q.shape[0], spec.num_heads * spec.value_dim), q.dtype)
         for s, rows in self._sequences():
             positions = self.batch.positions[rows]
             if k is not None and v is not None and spec.mask == "full":
-                key_positions, (keys, values) = positions, self._heads(k[rows], v[rows], spec)
+                key_positions = positions
+                keys, values = _heads(k[rows], spec.num_kv_heads), _heads(v[rows], spec.num_kv_heads)
             else:
                 key_positions = self._stored_positions(s, positions, spec)
                 keys, values = self.memory.read(spec.group, spec.slot, self._table(s, spec.group), key_positions)
@@ -187,19 +193,17 @@ class Ops:
 
     def remember(self, k: Array, v: Array, *, spec: AttendSpec) -> None:
         """Round and store the keys and values of every sequence."""
+        self._remember(k, v, spec)
+
+    def _remember(self, k: Array, v: Array | None, spec: AttendSpec) -> None:
         for s, rows in self._sequences():
-            keys, values = self._heads(k[rows], v[rows], spec)
+            keys = _heads(k[rows], spec.num_kv_heads)
+            values = None if v is None else _heads(v[rows], spec.num_kv_heads)
             table = self._table(s, spec.group)
             self.memory.store(spec.group, spec.slot, table, self.batch.positions[rows], keys, values)
 
     def _table(self, s: int, group: int) -> I32:
         return self.batch.tables[group][s]
-
-    def _heads(self, k: Array, v: Array, spec: AttendSpec) -> tuple[Array, Array]:
-        return (
-            k.reshape(-1, spec.num_kv_heads, spec.head_dim),
-            v.reshape(-1, spec.num_kv_heads, spec.value_dim),
-        )
 
     def _stored_positions(self, s: int, positions: I32, spec: AttendSpec) -> I32:
         """Positions of all keys that any of one sequence's queries may see; earlier blocks may be given back."""

@@ -126,6 +126,7 @@ class Ops(Protocol[V]):
         """[T, H*d], [T, G*d], [T, G*dv] -> [T, H*dv]: round k and v to the cache type and store them, then attend
         over all keys of the token's own sequence as stored, those of this step included.
 
+        In a latent cache group v is None: values are the first value_dim columns of the keys.
         Mask "full" has no cache: each token sees all tokens of its sequence, which stands whole in the step.
         Mask "cross" takes no k and v: it reads what `remember` stored."""
         ...

@@ -1,0 +1,191 @@
+// bindings_plan.cpp: machine, memory and program as Python sees them; no logic. Long calls release the GIL.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <tuple>
+
+#include "bindings.h"
+#include "plan.h"
+
+namespace nb = nanobind;
+
+namespace pelton {
+namespace {
+
+template <class T, int Dims>
+using Array = nb::ndarray<const T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
+using Ids = std::tuple<int, int, int>;
+
+Program::ProductIds product_ids(const Ids& ids) { return {std::get<0>(ids), std::get<1>(ids), std::get<2>(ids)}; }
+
+const LinearKernel& linear_of(const Machine& machine, int type) {
+    const LinearKernel* kernel = machine.linear(static_cast<WeightType>(type));
+    if (!kernel) throw std::invalid_argument("no kernel for this weight type");
+    return *kernel;
+}
+
+void bind_machine(nb::module_& m) {
+    nb::class_<Memory>(m, "Memory")
+        .def(nb::init<size_t>(), nb::arg("bytes"))
+        .def_prop_ro("size", &Memory::size)
+        .def(
+            "write",
+            [](Memory& memory, size_t offset, Array<uint8_t, 1> bytes) {
+                if (offset + bytes.size() > memory.size()) throw std::out_of_range("beyond the memory");
+                std::memcpy(memory.data() + offset, bytes.data(), bytes.size());
+            },
+            nb::arg("offset"), nb::arg("bytes"));
+    nb::class_<Machine>(m, "Machine")
+        .def(nb::init<const std::string&, int, bool>(), nb::arg("isa"), nb::arg("num_threads"), nb::arg("pin"))
+        .def_prop_ro("isa", [](const Machine& machine) { return machine.kernels.isa; })
+        .def_prop_ro("num_threads", [](const Machine& machine) { return machine.pool.size(); })
+        .def(
+            "family",
+            [](const Machine& machine, int type) {
+                const LinearKernel* kernel = machine.linear(static_cast<WeightType>(type));
+                return kernel ? static_cast<int>(kernel->family) : -1;
+            },
+            nb::arg("type"))
+        .def(
+            "tile_bytes",
+            [](const Machine& machine, int type, int K) { return linear_of(machine, type).tile_bytes(K); },
+            nb::arg("type"), nb::arg("K"))
+        .def(
+            "prepared_bytes",
+            [](const Machine& machine, int family, int M, int K) {
+                return machine.kernels.linear.activations[family].bytes(M, K);
+            },
+            nb::arg("family"), nb::arg("M"), nb::arg("K"))
+        .def("scratch_bytes", &Machine::scratch_bytes, nb::arg("max_tokens"))
+        .def(
+            "pack",
+            [](Machine& machine, int type, Array<uint8_t, 1> file, int num_rows, int K,
+               std::optional<Array<int32_t, 1>> row_order, Memory& memory, size_t offset) {
+                const LinearKernel& kernel = linear_of(machine, type);
+                const size_t tiles = static_cast<size_t>((num_rows + kTileRows - 1) / kTileRows);
+                if (offset + tiles * kernel.tile_bytes(K) > memory.size()) throw std::out_of_range("beyond the memory");
+                const int32_t* order = row_order ? row_order->data() : nullptr;
+                const size_t row_bytes = file.size() / static_cast<size_t>(num_rows);
+                nb::gil_scoped_release unlocked;
+                machine.pack(kernel, file.data(), row_bytes, num_rows, K, order, memory.data() + offset);
+            },
+            nb::arg("type"), nb::arg("file"), nb::arg("num_rows"), nb::arg("K"), nb::arg("row_order").none(),
+            nb::arg("memory"), nb::arg("offset"));
+}
+
+void run(Program& program, Array<int32_t, 1> ids, Array<int32_t, 1> positions, Array<int32_t, 1> seq_starts,
+         const std::vector<Array<int32_t, 2>>& tables, Array<int32_t, 1> logit_rows) {
+    std::vector<const int32_t*> table_data;
+    std::vector<int32_t> table_widths;
+    for (const auto& table : tables) {
+        table_data.push_back(table.data());
+        table_widths.push_back(static_cast<int32_t>(table.shape(1)));
+    }
+    BatchView batch;
+    batch.num_tokens = static_cast<int>(ids.size());
+    batch.num_sequences = static_cast<int>(seq_starts.size()) - 1;
+    batch.num_logit_rows = static_cast<int>(logit_rows.size());
+    batch.ids = ids.data();
+    batch.positions = positions.data();
+    batch.seq_starts = seq_starts.data();
+    batch.logit_rows = logit_rows.data();
+    batch.tables = table_data.data();
+    batch.table_widths = table_widths.data();
+    nb::gil_scoped_release unlocked;
+    program.run(batch);
+}
+
+void logits(Program& program, nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> out) {
+    const auto width = static_cast<size_t>(program.num_valid());
+    nb::gil_scoped_release unlocked;
+    program.run_head([&](const StepContext&, int first, int count, const Rows& logits) {
+        for (int r = 0; r < count; r++)
+            std::memcpy(out.data() + static_cast<size_t>(first + r) * width, logits.row(r), width * sizeof(float));
+    });
+}
+
+void bind_program(nb::module_& m) {
+    nb::class_<Program>(m, "Program")
+        .def(
+            "__init__",
+            [](Program* self, Machine& machine, std::vector<KVCache*> caches, size_t arena, size_t workspace,
+               int max_tokens, bool profile) {
+                new (self) Program(machine, std::move(caches), {arena, workspace, max_tokens}, profile);
+            },
+            nb::arg("machine"), nb::arg("caches"), nb::arg("arena"), nb::arg("workspace"), nb::arg("max_tokens"),
+            nb::arg("profile"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+        .def("add_rows", &Program::add_rows, nb::arg("offset"), nb::arg("width"), nb::arg("stride"))
+        .def(
+            "add_prepared",
+            [](Program& self, size_t offset, int width, int family) {
+                return self.add_prepared(offset, width, static_cast<Family>(family));
+            },
+            nb::arg("offset"), nb::arg("width"), nb::arg("family"))
+        .def(
+            "add_vector",
+            [](Program& self, const Memory& weights, size_t offset, int width) {
+                return self.add_vector(reinterpret_cast<const float*>(weights.data() + offset), width);
+            },
+            nb::arg("weights"), nb::arg("offset"), nb::arg("width"), nb::keep_alive<1, 2>())
+        .def(
+            "add_matrix",
+            [](Program& self, int type, const Memory& weights, size_t offset, int N, int K) {
+                return self.add_matrix(static_cast<WeightType>(type), weights.data() + offset, N, K);
+            },
+            nb::arg("type"), nb::arg("weights"), nb::arg("offset"), nb::arg("N"), nb::arg("K"), nb::keep_alive<1, 3>())
+        .def("begin_rows", &Program::begin_rows, nb::arg("per_logit_row"))
+        .def("begin_linears", &Program::begin_linears, nb::arg("per_logit_row"))
+        .def("add_row_step", &Program::add_row_step, nb::arg("op"), nb::arg("outs"), nb::arg("ins"), nb::arg("ints"),
+             nb::arg("floats"))
+        .def(
+            "add_linear",
+            [](Program& self, int epilogue, int out, const Ids& product, const Ids& up, int residual, int activation) {
+                self.add_linear(static_cast<Linear::Epilogue>(epilogue), out, product_ids(product), product_ids(up),
+                                residual, static_cast<Activation>(activation));
+            },
+            nb::arg("epilogue"), nb::arg("out"), nb::arg("product"), nb::arg("up"), nb::arg("residual"),
+            nb::arg("activation"))
+        .def(
+            "add_attend",
+            [](Program& self, int q, int k, int v, int out, int group, int slot, int num_heads, float scale, int window,
+               float softcap) {
+                AttendArgs args{};
+                args.group = group;
+                args.slot = slot;
+                args.num_heads = num_heads;
+                args.scale = scale;
+                args.window = window;
+                args.softcap = softcap;
+                self.add_attend(q, k, v, out, args);
+            },
+            nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("group"), nb::arg("slot"),
+            nb::arg("num_heads"), nb::arg("scale"), nb::arg("window"), nb::arg("softcap"))
+        .def(
+            "set_head",
+            [](Program& self, int x, const Ids& product, int logits, int tile_rows, int num_valid, float cap) {
+                self.set_head(x, product_ids(product), logits, tile_rows, num_valid, cap);
+            },
+            nb::arg("x"), nb::arg("product"), nb::arg("logits"), nb::arg("tile_rows"), nb::arg("num_valid"),
+            nb::arg("cap"))
+        .def("run", run, nb::arg("ids"), nb::arg("positions"), nb::arg("seq_starts"), nb::arg("tables"),
+             nb::arg("logit_rows"))
+        .def("logits", logits, nb::arg("out"))
+        .def("timings", [](const Program& self) {
+            std::vector<std::tuple<int64_t, int64_t>> out;
+            for (const auto& timing : self.timings()) out.emplace_back(timing.nanoseconds, timing.runs);
+            return out;
+        });
+}
+
+}  // namespace
+
+void bind_plan(nb::module_& m) {
+    bind_machine(m);
+    bind_program(m);
+}
+
+}  // namespace pelton

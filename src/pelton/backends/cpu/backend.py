@@ -1,0 +1,226 @@
+"""The CPU backend: records a model once, packs its weights, and replays the plan in the compiled core."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pelton import _core
+from pelton.backends.base import BackendConfig, LoadSpec, MemoryPlan
+from pelton.backends.cpu import packing
+from pelton.backends.cpu.lower import lower
+from pelton.backends.cpu.plan import PlanKey, Recorder, WeightRefs
+from pelton.backends.cpu.planner import Program, plan_program
+from pelton.errors import ConfigError, InsufficientMemory, InternalError, UnsupportedModel
+from pelton.ops.data import F32, Batch, CacheGroup
+from pelton.ops.spec import AttendSpec
+
+KERNEL_VERSION = 1
+"""Raised whenever a kernel's bits change: part of the numerics fingerprint."""
+
+
+class CpuBackend:
+    """This machine's processor. Every model loaded through one backend shares its threads."""
+
+    name = "cpu"
+    is_exact = True
+
+    def __init__(self, config: BackendConfig) -> None:
+        """Raises ConfigError for an instruction set that this build or this CPU lacks."""
+        self.config = config
+        isas = _core.isas()
+        if config.isa and config.isa not in isas:
+            raise ConfigError(f"isa: there is no {config.isa!r} here; this CPU has: {', '.join(isas)}", param="isa")
+        num_threads = config.num_threads or physical_cores()
+        self._machine = _core.Machine(config.isa or "", num_threads, config.pin_threads)
+
+    def plan_memory(self, spec: LoadSpec) -> MemoryPlan:
+        """Exact needs of `spec`, without reading the weights' bytes."""
+        program = self._plan(spec)
+        layout = packing.lay_out(program.weights, spec.weights, self._machine)
+        return MemoryPlan(
+            weights=layout.bytes,
+            kv_per_block=tuple(_core.kv_block_bytes(**_kv_shape(group, spec.kv_type)) for group in spec.groups),
+            arena=program.arena_bytes
+            + self._workspace_bytes(program, spec)
+            + self._machine.scratch_bytes(spec.max_tokens),
+        )
+
+    def load(self, spec: LoadSpec, progress: Callable[[float], None] | None = None) -> CpuExecutor:
+        """Pack, record, allocate. `progress` gets the share of weights that is packed."""
+        program = self._plan(spec)
+        layout = packing.lay_out(program.weights, spec.weights, self._machine)
+        try:
+            caches = [
+                _core.KVCache(**_kv_shape(group, spec.kv_type), num_blocks=num_blocks)
+                for group, num_blocks in zip(spec.groups, spec.num_blocks, strict=True)
+            ]
+            core = _core.Program(
+                self._machine,
+                caches,
+                arena=program.arena_bytes,
+                workspace=self._workspace_bytes(program, spec),
+                max_tokens=spec.max_tokens,
+                profile=self.config.profile,
+            )
+            memory = packing.pack(layout, spec.weights, self._machine, progress)
+        except MemoryError:
+            raise InsufficientMemory("the system refused the memory that the model needs") from None
+        lower(program, spec.weights, layout, memory, core)
+        return CpuExecutor(program, core, caches, spec, self._fingerprint(spec))
+
+    def _plan(self, spec: LoadSpec) -> Program:
+        recorder = Recorder(spec.weights)
+        refs = WeightRefs({name: weight.shape for name, weight in spec.weights.items()})
+        plan = recorder.finish(spec.record(recorder, refs, recorder.batch))
+        families = {
+            name: packing.family_of(spec.weights[name], self._machine)
+            for name in plan.weights
+            if len(spec.weights[name].shape) == 2
+        }
+        key = PlanKey("step", self._machine.isa, spec.kv_type, spec.max_tokens, spec.max_sequences)
+        return plan_program(plan, key, families, self._prepared_bytes)
+
+    def _prepared_bytes(self, family: str, rows: int, width: int) -> int:
+        return self._machine.prepared_bytes(packing.FAMILIES.index(family), rows, width)
+
+    def _workspace_bytes(self, program: Program, spec: LoadSpec) -> int:
+        attends = (step.attrs["spec"] for phase in program.phases for step in phase.steps if step.op == "attend")
+        return max((self._attend_workspace(attend, spec) for attend in attends), default=0)
+
+    def _fingerprint(self, spec: LoadSpec) -> str:
+        digest = spec.digest or packing.digest(spec.weights)
+        parts = (digest, packing.PACKED_VERSION, KERNEL_VERSION, self._machine.isa, spec.kv_type)
+        return hashlib.blake2b("\n".join(map(str, parts)).encode(), digest_size=16).hexdigest()
+
+    def _attend_workspace(self, attend: AttendSpec, spec: LoadSpec) -> int:
+        return _core.attend_workspace(
+            num_kv_heads=attend.num_kv_heads,
+            head_dim=attend.head_dim,
+            value_dim=attend.value_dim,
+            type=spec.kv_type,
+            num_heads=attend.num_heads,
+            max_context=spec.max_context,
+            num_threads=self._machine.num_threads,
+        )
+
+
+def _kv_shape(group: CacheGroup, kv_type: str) -> dict[str, Any]:
+    if group.kind not in ("full", "window"):
+        raise UnsupportedModel(f"the CPU backend has no memory yet for cache groups of kind {group.kind!r}")
+    return {
+        "num_layers": group.num_layers,
+        "num_kv_heads": group.num_kv_heads,
+        "head_dim": group.head_dim,
+        "value_dim": group.value_dim,
+        "type": kv_type,
+    }
+
+
+def physical_cores() -> int:
+    """Physical cores among the CPUs that this process may use; hyper-threads of one core count once."""
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            cores.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))
+        except OSError:
+            return len(os.sched_getaffinity(0))
+    return len(cores)
+
+
+class CpuExecutor:
+    """A loaded model. `submit` runs the step before it returns; only sampling is put off."""
+
+    def __init__(
+        self, program: Program, core: _core.Program, caches: list[_core.KVCache], spec: LoadSpec, fingerprint: str
+    ) -> None:
+        self._program = program
+        self._core: _core.Program | None = core
+        self._caches = caches
+        self._limits = (spec.max_tokens, spec.max_sequences)
+        self._vocab_size = spec.vocab_size
+        self._fingerprint = fingerprint
+        self._step = 0
+
+    def submit(self, batch: Batch) -> CpuPending:
+        """Run one step. Raises InternalError for a batch beyond the limits that the model was loaded with."""
+        core = self._loaded
+        if batch.ids.size > self._limits[0] or batch.logit_rows.size > self._limits[1]:
+            raise InternalError(
+                f"a step of {batch.ids.size} tokens and {batch.logit_rows.size} logit rows; "
+                f"the model was loaded for {self._limits[0]} and {self._limits[1]}"
+            )
+        core.run(batch.ids, batch.positions, batch.seq_starts, batch.tables, batch.logit_rows)
+        self._step += 1
+        return CpuPending(self, core, self._step, batch.logit_rows.size)
+
+    def kv_copy(self, group: int, src: int, dst: int, num_tokens: int) -> None:
+        """Copy the first `num_tokens` slots of a block, in all the group's layers (the others come along)."""
+        self._caches[group].copy(src, dst)
+
+    def kv_read(self, group: int, blocks: Sequence[int]) -> bytes:
+        """The opaque bytes of some blocks."""
+        return self._caches[group].read(np.asarray(blocks, np.int32))
+
+    def kv_write(self, group: int, blocks: Sequence[int], data: bytes) -> None:
+        """Write back what `kv_read` gave."""
+        self._caches[group].write(np.asarray(blocks, np.int32), data)
+
+    def dump(self) -> str:
+        """The program as text; with profiling on, followed by each phase's mean time."""
+        return self._program.dump() + self._profile()
+
+    def _profile(self) -> str:
+        timings = self._loaded.timings()
+        if not any(runs for _, runs in timings):
+            return ""
+        lines = ["phase  runs  mean us"]
+        names = [*map(str, range(len(self._program.phases))), "head"]
+        lines += [f"{name:>5} {n:5} {ns / n / 1e3:8.1f}" for name, (ns, n) in zip(names, timings, strict=True) if n]
+        return "\n".join(lines) + "\n"
+
+    @property
+    def fingerprint(self) -> str:
+        """The numerics fingerprint: equal fingerprints give equal bits."""
+        return self._fingerprint
+
+    def close(self) -> None:
+        """Give all memory back. Steps still pending can no longer be sampled."""
+        self._core = None
+        self._caches = []
+
+    @property
+    def _loaded(self) -> _core.Program:
+        if self._core is None:
+            raise InternalError("the model is closed")
+        return self._core
+
+
+class CpuPending:
+    """A step that has run; its last hidden rows wait for the head."""
+
+    def __init__(self, executor: CpuExecutor, core: _core.Program, step: int, num_rows: int) -> None:
+        self._executor = executor
+        self._core = core
+        self._step = step
+        self._num_rows = num_rows
+
+    def _check(self) -> None:
+        if self._executor._step != self._step:
+            raise InternalError("a step must be sampled before the next one is submitted")
+
+    def logits(self) -> F32:
+        """[R, vocab] whole logits."""
+        self._check()
+        out = np.empty((self._num_rows, self._executor._vocab_size), np.float32)
+        self._core.logits(out)
+        return out
+
+    def wait(self) -> None:
+        """Nothing to wait for: the step ran in `submit`."""
