@@ -48,7 +48,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
     role: str
     content: str | tuple[dict[str, Any], ...] | None = None
-    """A string, or parts as OpenAI writes them ({"type": "text", "text": ...})."""
+    """A string, or parts as OpenAI writes them ({"type": "text", "text": ...}); texts are joined with a line feed."""
+    reasoning_content: str | None = None
+    """What the model thought before an earlier answer; its template decides whether that is shown again."""
     name: str | None = None
     tool_calls: tuple[dict[str, Any], ...] | None = None
     tool_call_id: str | None = None

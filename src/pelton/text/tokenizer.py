@@ -94,8 +94,9 @@ class Tokenizer:
             for id, (text, kind) in enumerate(zip(self._texts, self._types, strict=True))
             if kind in (CONTROL, UNKNOWN) and text
         }
-        longest_first = sorted(self._control, key=len, reverse=True)
-        self.control_pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self.control_texts: tuple[str, ...] = tuple(sorted(self._control, key=len, reverse=True))
+        """The names of all control tokens, the longest first."""
+        self.control_pattern = re.compile("|".join(map(re.escape, self.control_texts)) or "(?!)")
         """Matches the text of any control token, the longest first."""
         # The types' defaults are those that llama.cpp takes where a file does not say.
         is_spm = self._kind == "llama"
