@@ -163,6 +163,12 @@ def test_a_quantisation_is_found_in_a_repository(hub, config):
         pull("owner/repo:Q5_0", config)
 
 
+@pytest.mark.parametrize("name", ["own--er/repo:Q4_0", "own--er/repo/m.gguf"])
+def test_a_repository_name_that_the_hub_does_not_allow(hub, config, name):
+    with pytest.raises(HubError, match=r"own--er"):
+        pull(name, config)
+
+
 def test_all_parts_of_a_split_model_are_fetched(hub, config):
     hub.files = {f"Q4_0/m-Q4_0-0000{i}-of-00003.gguf": bytes([i]) * 100 for i in (1, 2, 3)}
     first = pull("owner/repo:Q4_0", config)
@@ -191,9 +197,9 @@ def test_choice_of_files(paths, quant, chosen):
 
 
 def test_a_choice_that_is_not_clear_names_the_files():
-    with pytest.raises(ValueError, match=r"several files of Q4_0.*a-Q4_0\.gguf, b-Q4_0\.gguf"):
+    with pytest.raises(HubError, match=r"several files of Q4_0.*a-Q4_0\.gguf, b-Q4_0\.gguf"):
         huggingface.choose(["a-Q4_0.gguf", "b-Q4_0.gguf"], "o/r", "Q4_0")
-    with pytest.raises(ValueError, match="no GGUF files"):
+    with pytest.raises(HubError, match="no GGUF files"):
         huggingface.choose(["model.safetensors"], "o/r", "")
 
 
@@ -320,6 +326,12 @@ def test_a_full_disk_is_said_before_the_download(hub, config, monkeypatch):
     with pytest.raises(HubError, match=r"needs 69 MB in .*, and 1 MB are free"):
         pull(NAME, config)
     assert hub.gets() == []
+
+
+def test_a_home_that_cannot_be_written_is_named(tmp_path, hub):
+    (tmp_path / "home").write_text("a file")
+    with pytest.raises(HubError, match=r"cannot be kept in .*home"):
+        pull(NAME, HubConfig(home=tmp_path / "home" / "models", hf_endpoint=hub.url))
 
 
 def test_a_path_needs_no_pull(tmp_path, hub, config):

@@ -139,21 +139,8 @@ def test_manifests_stay_in_their_folder(models, tmp_path):
     assert [path.parent.name for path in (tmp_path / "home").rglob("*.json")] == ["models"]
 
 
-HARMFUL = [
-    "",
-    ".",
-    "..",
-    "../x",
-    "a/../b",
-    "/etc/passwd",
-    "a/b/../../c.gguf",
-    "a//b",
-    "a/b:",
-    "a\x00b",
-    "a/b/c",
-    "~",
-    "a b",
-]
+HARMFUL = ["", ".", "..", "../x", "a/../b", "/etc/passwd", "a/b/../../c.gguf", "a//b", "a/b:", "a\x00b", "a/b/c", "~"]
+HARMFUL += ["a b", "a/" + "b" * 97, "/".join(["x" * 90] * 4) + ".gguf"]
 
 
 @pytest.mark.parametrize("name", HARMFUL)

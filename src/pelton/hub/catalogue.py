@@ -83,6 +83,9 @@ CATALOGUE: tuple[Model, ...] = (
     _on_hub("mistral", "bartowski/Mistral-7B-Instruct-v0.3-GGUF", aliases=("mistral:7b",)),
 )
 
+MAX_NAME = 200
+"""Characters of a name: it becomes a file's name in the store."""
+
 _SHORT = {name: model for model in CATALOGUE for name in (model.name, *model.aliases)}
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _HUB_NAME = re.compile(
@@ -95,7 +98,7 @@ def find(name: str) -> Model:
     """The model of that name. Raises ModelNotFound for one that is neither known nor of a hub's form."""
     if model := _SHORT.get(name.lower()):
         return model
-    if match := _HUB_NAME.fullmatch(name):
+    if len(name) <= MAX_NAME and (match := _HUB_NAME.fullmatch(name)):
         repo, quant, file = match["repo"], (match["quant"] or "").upper(), match["file"]
         canonical = f"{repo}/{file}" if file else f"{repo}:{quant}" if quant else repo
         return Model(name=canonical, sources=(HubSource(repo=repo, file=file, quant=quant),))

@@ -11,9 +11,10 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -41,20 +42,21 @@ def find(source: HubSource, model: Model, endpoint: str) -> tuple[RemoteFile, ..
 
     Raises HubError: no answer in CONNECT_SECONDS, no such repository or file, or another digest than the model's.
     """
-    import huggingface_hub as library
+    from huggingface_hub import hf_hub_url
     from huggingface_hub.constants import ENDPOINT
+    from huggingface_hub.errors import HFValidationError
 
     base = (endpoint or ENDPOINT).rstrip("/")
-    if source.file is None:
-        revision, found = _ask(base, lambda: _choose(library, source, base))
-    else:
-        revision, found = _ask(base, lambda: _look_up(library, source, base, model))
+    try:
+        revision, found = _look_up(source, base, model) if source.file else _choose(source, base)
+    except HFValidationError as error:
+        raise HubError(_first_line(error)) from None
     remote = []
     for path, sha256, size in found:
         if model.sha256 not in (None, sha256):
             raise HubError(f"{path} there has SHA-256 {sha256}, but {model.sha256} was expected")
         info = _info(path, sha256, size)
-        url = library.hf_hub_url(source.repo, path, revision=revision, endpoint=base)
+        url = hf_hub_url(source.repo, path, revision=revision, endpoint=base)
         remote.append(RemoteFile(info, _downloader(url, info, source.repo)))
     return tuple(remote)
 
@@ -71,7 +73,7 @@ def _info(path: str, sha256: str | None, size: int | None) -> FileInfo:
 def _ask(endpoint: str, question: Callable[[], T]) -> T:
     """The hub's answer, within CONNECT_SECONDS. In a thread: a name lookup cannot be told when to give up."""
     import httpx2
-    from huggingface_hub.errors import FileMetadataError, HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import FileMetadataError, HfHubHTTPError
 
     answers: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
 
@@ -87,8 +89,8 @@ def _ask(endpoint: str, question: Callable[[], T]) -> T:
     except Empty:
         raise HubError(f"no answer from {endpoint} within {CONNECT_SECONDS:g} seconds") from None
     if isinstance(failure, httpx2.TransportError):
-        raise HubError(f"cannot reach {endpoint}: {_first_line(failure)}")
-    known = (httpx2.HTTPError, HfHubHTTPError, HFValidationError, FileMetadataError, OSError, ValueError)
+        raise HubError(f"cannot reach {endpoint}: {_first_line(failure)}") from None
+    known = (httpx2.HTTPError, HfHubHTTPError, FileMetadataError, OSError)
     if isinstance(failure, known):
         raise HubError(_first_line(failure)) from None
     if failure is not None:
@@ -105,36 +107,40 @@ Found = tuple[str, list[tuple[str, str | None, int | None]]]
 """A revision, and (path, SHA-256, size) of each file."""
 
 
-def _look_up(library: Any, source: HubSource, endpoint: str, model: Model) -> Found:
+def _look_up(source: HubSource, endpoint: str, model: Model) -> Found:
     """One file by its path (of a split model: all parts)."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
     revision, found = "main", []
-    for part in _parts(source.file or ""):
-        url = library.hf_hub_url(source.repo, part, endpoint=endpoint)
-        metadata = library.get_hf_file_metadata(url, timeout=CONNECT_SECONDS, endpoint=endpoint)
+    for path in _parts(source.file or ""):
+        ask = partial(get_hf_file_metadata, hf_hub_url(source.repo, path, endpoint=endpoint))
+        metadata = _ask(endpoint, partial(ask, timeout=CONNECT_SECONDS, endpoint=endpoint))
         digest = metadata.etag if _SHA256.fullmatch(metadata.etag or "") else model.sha256
         revision = metadata.commit_hash or revision
-        found.append((part, digest, metadata.size))
+        found.append((path, digest, metadata.size))
     return revision, found
 
 
-def _choose(library: Any, source: HubSource, endpoint: str) -> Found:
+def _choose(source: HubSource, endpoint: str) -> Found:
     """The files of a quantisation."""
-    api = library.HfApi(endpoint=endpoint)
-    info = api.model_info(source.repo, files_metadata=True, timeout=CONNECT_SECONDS)
+    from huggingface_hub import HfApi
+
+    ask = partial(HfApi(endpoint=endpoint).model_info, source.repo)
+    info = _ask(endpoint, partial(ask, files_metadata=True, timeout=CONNECT_SECONDS))
     files = {file.rfilename: file for file in info.siblings or ()}
-    chosen = choose(tuple(files), source.repo, source.quant)
-    missing = [path for path in chosen if path not in files]
-    if missing:
-        raise ValueError(f"{source.repo} lacks {missing[0]}")
-    return info.sha or "main", [
-        (path, files[path].lfs.sha256 if files[path].lfs else None, files[path].size) for path in chosen
-    ]
+    found = []
+    for path in choose(tuple(files), source.repo, source.quant):
+        if path not in files:
+            raise HubError(f"{source.repo} lacks {path}")
+        lfs = files[path].lfs
+        found.append((path, lfs.sha256 if lfs else None, files[path].size))
+    return info.sha or "main", found
 
 
 def choose(paths: Sequence[str], repo: str, quant: str) -> tuple[str, ...]:
     """Of a repository's files, the model of that quantisation ("": the usual one), all its parts in order.
 
-    Raises ValueError that names what there is.
+    Raises HubError that names what there is.
     """
     by_quant: dict[str, list[str]] = {}
     for path in paths:
@@ -147,9 +153,9 @@ def choose(paths: Sequence[str], repo: str, quant: str) -> tuple[str, ...]:
     wanted = quant.upper() or usual
     if wanted is None or wanted not in by_quant:
         there = ", ".join(sorted(by_quant)) or "no GGUF files"
-        raise ValueError(f"{repo} has {there}" + (f", not {wanted}" if wanted else ""))
+        raise HubError(f"{repo} has {there}" + (f", not {wanted}" if wanted else ""))
     if len(by_quant[wanted]) > 1:
-        raise ValueError(f"{repo} has several files of {wanted}, name one: {', '.join(by_quant[wanted])}")
+        raise HubError(f"{repo} has several files of {wanted}, name one: {', '.join(by_quant[wanted])}")
     return _parts(by_quant[wanted][0])
 
 

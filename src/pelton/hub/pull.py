@@ -42,6 +42,8 @@ def pull(name: str, config: HubConfig, progress: Report = lambda event: None) ->
         except HubError as error:
             failures.append(f"{label}: {error}")
             progress(Progress(source=label, phase="failed", detail=str(error)))
+        except OSError as error:
+            raise HubError(f"{model.name} cannot be kept in {config.home}: {error}") from None
     raise HubError(f"{model.name} could not be fetched. " + "; ".join(failures))
 
 

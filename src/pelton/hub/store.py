@@ -16,7 +16,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote, unquote
@@ -64,8 +64,11 @@ class Store:
 
     def list(self) -> tuple[Entry, ...]:
         """All models, by name."""
-        manifests = (self._home / "models").glob("*.json")
-        return tuple(sorted((self._read(path) for path in manifests), key=lambda entry: entry.name))
+        entries = []
+        for manifest in (self._home / "models").glob("*.json"):
+            with suppress(ModelNotFound):  # removed just now
+                entries.append(self._read(manifest))
+        return tuple(sorted(entries, key=lambda entry: entry.name))
 
     def show(self, name: str) -> Entry:
         """The manifest of `name`. Raises ModelNotFound."""
@@ -158,7 +161,7 @@ class Store:
     def _read(self, manifest: Path) -> Entry:
         try:
             return msgspec.json.decode(manifest.read_bytes(), type=Entry)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             name = unquote(manifest.stem)
             raise ModelNotFound(f"the model {name!r} is not here; fetch it with `pelton pull {name}`") from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
