@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 HOMES = {
-    "zmq": ("engine/client.py", "engine/process.py"),
+    "zmq": ("engine/link.py", "engine/process.py"),
     "tokenizers": ("text/tokenizer.py",),
     "minijinja": ("text/chat.py",),
     "huggingface_hub": ("hub/huggingface.py",),

@@ -83,6 +83,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     prompt_ids: list[int]
     sampling: SamplingParams
     end_ids: tuple[int, ...] = ()
+    cache_salt: str = ""
+    """Requests share cached prefixes only with requests of the same salt."""
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):

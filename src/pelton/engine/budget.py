@@ -1,0 +1,117 @@
+"""How memory is divided, exactly and before anything is loaded: weights, working memory, KV blocks per cache group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pelton.errors import InsufficientMemory
+from pelton.ops.data import BLOCK_TOKENS
+
+NOMINAL_TOKENS = 4096
+"""The groups' shares are such that sequences of this length fill them all at once."""
+MIN_CONTEXT = 512
+"""A context that the user did not ask for is cut to fit the memory, but not below this."""
+SHARE = 4
+"""KV memory takes this part of what is free, unless it is set."""
+
+
+def peak_blocks(num_tokens: int, window: int | None, max_chunk: int) -> int:
+    """The most blocks of a cache group that a lone sequence holds at once on its way to `num_tokens` tokens."""
+    blocks = -(-num_tokens // BLOCK_TOKENS)
+    if window is None:
+        return blocks
+    return min(blocks, -(-(window + max_chunk) // BLOCK_TOKENS) + 1)
+
+
+@dataclass(frozen=True)
+class MemoryNeeds:
+    """What a model takes. `windows` and `bytes_per_block` are per cache group; `max_chunk` is the most tokens that
+    one step adds to a sequence."""
+
+    weights: int
+    arena: int
+    bytes_per_block: tuple[int, ...]
+    windows: tuple[int | None, ...]
+    max_chunk: int
+    max_sequences: int
+
+    def kv_bytes(self, num_blocks: tuple[int, ...]) -> int:
+        """Bytes of so many blocks."""
+        return sum(count * size for count, size in zip(num_blocks, self.bytes_per_block, strict=True))
+
+    def blocks_of_one(self, context: int) -> tuple[int, ...]:
+        """Blocks, the null block included, for one sequence at a time."""
+        return tuple(peak_blocks(context, window, self.max_chunk) + 1 for window in self.windows)
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """The division. All bytes."""
+
+    weights: int
+    arena: int
+    kv: int
+    num_blocks: tuple[int, ...]
+    context: int
+
+    def __str__(self) -> str:
+        return (
+            f"weights {_mib(self.weights)}, working memory {_mib(self.arena)}, KV memory {_mib(self.kv)} "
+            f"({', '.join(map(str, self.num_blocks))} blocks), context {self.context} tokens"
+        )
+
+
+def divide(needs: MemoryNeeds, *, available: int, kv_memory: int, context: int, is_fixed: bool) -> MemoryBudget:
+    """Divide `available` bytes. `kv_memory`: bytes for KV blocks, 0: decide. `context`: tokens that a sequence may
+    hold; unless that `is_fixed` it is cut to what fits. Raises InsufficientMemory with the numbers."""
+    left = available - needs.weights - needs.arena
+    budget = kv_memory or max(0, min(left, max(left // SHARE, needs.kv_bytes(needs.blocks_of_one(context)))))
+    if left < budget or left <= 0:
+        raise InsufficientMemory(
+            f"the model needs {_mib(needs.weights)} for weights, {_mib(needs.arena)} of working memory and "
+            f"{_mib(budget)} of KV memory, but only {_mib(available)} are free"
+        )
+    longest = _longest(needs, budget, context)
+    if longest < (context if is_fixed else min(context, MIN_CONTEXT)):
+        raise InsufficientMemory(
+            f"a context of {context} tokens needs {_mib(needs.kv_bytes(needs.blocks_of_one(context)))} of KV memory, "
+            f"but there are {_mib(budget)}, which hold {longest} tokens"
+        )
+    num_blocks = _share(needs, budget, longest)
+    return MemoryBudget(needs.weights, needs.arena, needs.kv_bytes(num_blocks), num_blocks, longest)
+
+
+def _longest(needs: MemoryNeeds, budget: int, context: int) -> int:
+    """The longest lone sequence that fits, up to `context`; a multiple of the block's length where it is cut."""
+    if needs.kv_bytes(needs.blocks_of_one(context)) <= budget:
+        return context
+    low, high = 0, -(-context // BLOCK_TOKENS)  # in blocks: low fits, high does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = needs.kv_bytes(needs.blocks_of_one(middle * BLOCK_TOKENS)) <= budget
+        low, high = (middle, high) if fits else (low, middle)
+    return low * BLOCK_TOKENS
+
+
+def _share(needs: MemoryNeeds, budget: int, context: int) -> tuple[int, ...]:
+    """Blocks per group: enough for one sequence of `context`, then in the proportion of sequences of nominal length,
+    no more than all sequences could use at full context."""
+    least = needs.blocks_of_one(context)
+    most = tuple((count - 1) * needs.max_sequences + 1 for count in least)
+    nominal = needs.blocks_of_one(min(context, NOMINAL_TOKENS))
+
+    def at(scale: int) -> tuple[int, ...]:
+        """The division where groups have `scale` 64ths of what one sequence of nominal length takes."""
+        return tuple(
+            min(max(low, size * scale // 64), high) for low, size, high in zip(least, nominal, most, strict=True)
+        )
+
+    low, high = 0, 64 * max(max(most), 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if needs.kv_bytes(at(middle)) <= budget else (low, middle)
+    return at(low)
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"

@@ -1,0 +1,197 @@
+"""The client of an engine: all of the engine that the service may import.
+
+An `EngineClient` owns one engine, in a process of its own or (`in_process`) in the caller's thread, and gives each
+request its stream of events. When the process dies, every request in flight ends in one `EngineDied` event and
+the engine is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Protocol
+
+from pelton import errors
+from pelton.config import EngineConfig
+from pelton.engine.link import LocalLink, ProcessLink, error_from
+from pelton.engine.protocol import Abort, Counters, EngineInfo, Events, ToEngine
+from pelton.request import Done, EngineRequest, ErrorEvent, Event
+
+log = logging.getLogger(__name__)
+
+RESTART_WAIT = 30.0
+"""Seconds that a request waits for an engine that is being started again, before it gets `Unavailable`."""
+MAX_BACKOFF = 10.0
+
+ProgressCallback = Callable[[float], None]
+
+
+def error_of(event: ErrorEvent) -> errors.PeltonError:
+    """The exception that an error event stands for."""
+    return error_from(event.kind, event.message, event.param)
+
+
+class Link(Protocol):
+    """One life of an engine, from its start to its end."""
+
+    async def open(self, progress: ProgressCallback | None) -> EngineInfo:
+        """Start and load. Raises the error that loading ended in."""
+        ...
+
+    def send(self, message: ToEngine) -> None:
+        """Queue a message; never blocks. Messages to an engine that has died are lost."""
+        ...
+
+    async def receive(self) -> Events:
+        """The next step's events. Raises `EngineDied` when the engine has ended."""
+        ...
+
+    async def close(self) -> None:
+        """End the engine and give back what it holds. May be called twice."""
+        ...
+
+
+class EngineClient:
+    """Runs one model. All methods belong to one event loop.
+
+    Every stream ends in exactly one `Done` or `ErrorEvent`; its first event is `Accepted` or an `ErrorEvent`.
+    """
+
+    def __init__(self, model_path: Path, config: EngineConfig, *, in_process: bool = False) -> None:
+        self.model_path = model_path
+        self.config = config
+        self.in_process = in_process
+        self.counters = Counters()
+        self._info: EngineInfo | None = None
+        self._link: Link | None = None
+        self._ready = asyncio.Event()
+        self._streams: dict[str, asyncio.Queue[Event] | None] = {}
+        """By request id; None: left by its reader, its end still to come."""
+        self._supervisor: asyncio.Task[None] | None = None
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is loaded. Raises `Unavailable` before `start` has ended."""
+        if self._info is None:
+            raise errors.Unavailable(f"the engine of {self.model_path.name} has not been started")
+        return self._info
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id; None while there is none, or in process."""
+        return getattr(self._link, "pid", None)
+
+    async def start(self, progress: ProgressCallback | None = None) -> None:
+        """Load the model. `progress` gets the share that is loaded, 0 to 1. Raises what loading ended in."""
+        await self._open(progress)
+        self._supervisor = asyncio.create_task(self._supervise(), name=f"engine {self.model_path.name}")
+
+    def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
+        """The events of a request. A stream that is closed before its end aborts the request.
+
+        Errors come as `ErrorEvent`s, never as exceptions. Two requests in flight cannot have one id.
+        """
+        return self._stream(request)
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """End a request, or one of its choices; its stream goes on to `Finish(reason="abort")` and `Done`."""
+        if self._link is not None and request_id in self._streams:
+            self._link.send(Abort(request_id, choice))
+
+    async def close(self) -> None:
+        """End the engine. Requests in flight get an `Unavailable` event."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+            self._supervisor = None
+        if self._link is not None:
+            await self._link.close()
+            self._link = None
+        self._ready.set()  # whoever waits for a restart is told that there will be none
+        self._fail_streams("Unavailable", "the engine was closed")
+
+    async def _open(self, progress: ProgressCallback | None) -> None:
+        link = self._new_link()
+        try:
+            self._info = await link.open(progress)
+        except BaseException:
+            await link.close()
+            raise
+        self._link = link
+        self._ready.set()
+
+    def _new_link(self) -> Link:
+        kind = LocalLink if self.in_process else ProcessLink
+        return kind(self.model_path, self.config)
+
+    async def _stream(self, request: EngineRequest) -> AsyncIterator[Event]:
+        if request.id in self._streams:
+            yield ErrorEvent(request.id, "InvalidRequest", f"a request with id {request.id!r} is in flight")
+            return
+        if not self._ready.is_set():
+            try:
+                await asyncio.wait_for(self._ready.wait(), RESTART_WAIT)
+            except TimeoutError:
+                yield ErrorEvent(request.id, "Unavailable", "the engine is being started again")
+                return
+        if self._link is None:
+            yield ErrorEvent(request.id, "Unavailable", "the engine was closed")
+            return
+        queue: asyncio.Queue[Event] = asyncio.Queue()
+        self._streams[request.id] = queue
+        self._link.send(request)
+        try:
+            while True:
+                event = await queue.get()
+                yield event
+                if isinstance(event, Done | ErrorEvent):
+                    return
+        finally:
+            if self._streams.get(request.id) is queue:  # left before its end, which is still to come
+                self.abort(request.id)
+                self._streams[request.id] = None
+
+    def _dispatch(self, message: Events) -> None:
+        self.counters = message.counters
+        for event in message.events:
+            queue = self._streams.get(event.request_id)
+            if isinstance(event, Done | ErrorEvent):
+                self._streams.pop(event.request_id, None)
+            if queue is not None:
+                queue.put_nowait(event)
+
+    def _fail_streams(self, kind: str, message: str) -> None:
+        for request_id, queue in self._streams.items():
+            if queue is not None:
+                queue.put_nowait(ErrorEvent(request_id, kind, message))
+        self._streams.clear()
+
+    async def _supervise(self) -> None:
+        """Hand out events; when the engine dies, fail what was in flight and start it again, for ever."""
+        loop = asyncio.get_running_loop()
+        backoff = 0.1
+        while self._link is not None:
+            opened = loop.time()
+            try:
+                while True:
+                    self._dispatch(await self._link.receive())
+            except errors.EngineDied as error:
+                log.error("%s", error)
+                self._ready.clear()
+                self._fail_streams("EngineDied", error.message)
+                await self._link.close()
+            if loop.time() - opened > MAX_BACKOFF:
+                backoff = 0.1
+            await self._reopen(backoff)
+            backoff = min(2 * backoff, MAX_BACKOFF)
+
+    async def _reopen(self, backoff: float) -> None:
+        while not self._ready.is_set():
+            await asyncio.sleep(backoff)
+            try:
+                await self._open(None)
+            except errors.PeltonError as error:
+                backoff = min(2 * backoff, MAX_BACKOFF)
+                log.error("the engine could not be started again: %s", error)

@@ -1,0 +1,248 @@
+"""The engine: requests in, events out, one step at a time. Read `Engine.step` first."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from pelton.backends.base import NO_TOKEN, Sampled
+from pelton.config import EngineConfig
+from pelton.engine import batch
+from pelton.engine.kv_memory import KVMemory
+from pelton.engine.protocol import Counters, EngineInfo
+from pelton.engine.runner import Runner
+from pelton.engine.sampling import Sampling
+from pelton.engine.scheduler import Scheduler
+from pelton.engine.sequence import Sequence, SequenceGroup
+from pelton.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, PeltonError
+from pelton.request import (
+    Accepted,
+    Done,
+    EngineRequest,
+    ErrorEvent,
+    Event,
+    Finish,
+    FinishReason,
+    Logprob,
+    TokenEvent,
+    Usage,
+)
+
+log = logging.getLogger(__name__)
+
+
+def load(model_path: Path, config: EngineConfig, progress: Callable[[float], None] | None = None) -> Engine:
+    """An engine with the model in that file. `progress` gets the share that is loaded."""
+    return Engine(Runner.load(model_path, config, progress), config)
+
+
+class Engine:
+    """Runs the requests that are submitted to it. Every request ends in exactly one `Done` or `ErrorEvent`."""
+
+    def __init__(self, runner: Runner, config: EngineConfig) -> None:
+        self.runner = runner
+        self.memory = KVMemory(
+            runner.windows,
+            runner.num_blocks,
+            max_chunk=config.max_batch_tokens,
+            is_caching=config.prefix_cache,
+            fingerprint=runner.fingerprint,
+        )
+        self.scheduler = Scheduler(
+            self.memory,
+            max_tokens=config.max_batch_tokens,
+            max_sequences=runner.max_sequences,
+            max_queue=config.max_queue,
+        )
+        self.context = runner.context
+        self._sampling = Sampling()
+        self._groups: dict[str, SequenceGroup] = {}
+        self._num_arrived = 0
+        self._events: list[Event] = []
+        self._counters = Counters(kv_blocks_total=sum(pool.num_usable for pool in self.memory.pools))
+
+    def step(self) -> list[Event]:
+        """One step of everything that runs. The events are also those of submissions and aborts since the last."""
+        work = self.scheduler.schedule()
+        if work.chunks:
+            rows = work.rows()
+            pending = self.runner.submit(batch.build(work.chunks, len(self.memory.windows)), work.copies)
+            if rows:
+                sampled = pending.sample(self._sampling.arrays(rows))
+            else:
+                pending.wait()
+            self.scheduler.commit(work)
+            if rows:
+                self._emit(rows, sampled)
+            self._counters.steps += 1
+        return self._take_events()
+
+    @property
+    def has_work(self) -> bool:
+        """Would `step` do anything?"""
+        return self.scheduler.has_work or bool(self._events)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is loaded."""
+        plan = self.runner.plan
+        return EngineInfo(
+            vocab_size=self.runner.vocab_size,
+            context=self.context,
+            fingerprint=self.runner.fingerprint,
+            max_sequences=self.runner.max_sequences,
+            kv_tokens=self.memory.capacity,
+            weight_bytes=plan.weights,
+            kv_bytes=plan.kv,
+            arena_bytes=plan.arena,
+        )
+
+    @property
+    def counters(self) -> Counters:
+        """What was done so far, and what is held now."""
+        counters = self._counters
+        counters.num_running = len(self.scheduler.running)
+        counters.num_waiting = len(self.scheduler.waiting)
+        counters.preempted = self.scheduler.num_preempted
+        counters.kv_blocks_used = sum(pool.num_used for pool in self.memory.pools)
+        return counters
+
+    def submit(self, request: EngineRequest) -> None:
+        """Take a request: its next events are `Accepted`, or one `ErrorEvent` that says why not."""
+        try:
+            self._check(request)
+        except PeltonError as error:
+            self._events.append(ErrorEvent(request.id, type(error).__name__, error.message, error.param))
+            return
+        self._num_arrived += 1
+        self._counters.requests += 1
+        group = self._groups[request.id] = SequenceGroup(request, self._num_arrived)
+        self.scheduler.add(group.sequences[0])
+        self._events.append(Accepted(request.id))
+
+    def _check(self, request: EngineRequest) -> None:
+        """What the engine itself rests on. Ranges of parameters were checked before."""
+        sampling, vocab_size = request.sampling, self.runner.vocab_size
+        if request.id in self._groups:
+            raise InvalidRequest(f"a request with id {request.id!r} is in flight", param="id")
+        if not request.prompt_ids:
+            raise InvalidRequest("the prompt has no tokens", param="prompt")
+        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocab_size:
+            raise InvalidRequest(f"prompt token ids must be from 0 to {vocab_size - 1}", param="prompt")
+        if outside := [id for id in sampling.logit_bias if not 0 <= id < vocab_size]:
+            raise InvalidRequest(
+                f"logit_bias names token {outside[0]}; ids are from 0 to {vocab_size - 1}", param="logit_bias"
+            )
+        if not 1 <= sampling.n <= self.runner.max_sequences:
+            raise InvalidRequest(f"n is {sampling.n}, must be from 1 to {self.runner.max_sequences}", param="n")
+        if sampling.max_tokens is None or sampling.max_tokens < 1:
+            raise InvalidRequest(f"max_tokens is {sampling.max_tokens}, must be at least 1", param="max_tokens")
+        if len(request.prompt_ids) + sampling.max_tokens > self.context:
+            raise ContextLengthExceeded(
+                f"the prompt has {len(request.prompt_ids)} tokens, which with max_tokens {sampling.max_tokens} "
+                f"exceeds the context of {self.context} tokens",
+                param="max_tokens" if len(request.prompt_ids) < self.context else "prompt",
+            )
+        if self.scheduler.is_full:
+            raise Overloaded(f"{len(self.scheduler.waiting)} requests are waiting; try again later")
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """End a request, or one of its choices, at once; its blocks are free for the next step."""
+        group = self._groups.get(request_id)
+        for sequence in group.sequences if group is not None else ():
+            if sequence.state != "finished" and choice in (None, sequence.choice):
+                self._counters.aborted += 1
+                self._finish(sequence, "abort")
+
+    def advance(self) -> list[Event]:
+        """`step`, but an exception in it ends the requests in flight and only them. Raises `InternalError` where
+        there is no sound state to go on from."""
+        try:
+            return self.step()
+        except Exception as error:
+            return self._fail(error)
+
+    def _fail(self, error: Exception) -> list[Event]:
+        log.error("a step failed", exc_info=error)
+        for group in list(self._groups.values()):
+            self._fail_group(group, InternalError(f"the step of this request failed: {error}"))
+        self.memory.clear_cache()  # blocks of the failed step may hold anything
+        self.check()
+        return self._take_events()
+
+    def check(self) -> None:
+        """Raise `InternalError` unless every block of KV memory is accounted for."""
+        self.scheduler.check()
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self.runner.close()
+
+    def _emit(self, rows: list[Sequence], sampled: Sampled) -> None:
+        errors = sampled.errors.tolist()
+        for row, (sequence, token) in enumerate(zip(rows, sampled.ids.tolist(), strict=True)):
+            group = sequence.group
+            if sequence.state == "finished":  # another choice of its request could not draw
+                continue
+            if errors[row]:
+                self._fail_group(group, _draw_error(errors[row]))
+                continue
+            group.num_completion += 1
+            if token in group.end_ids:
+                self._finish(sequence, "stop", token)
+                continue
+            sequence.tokens.append(token)
+            if group.request.sampling.logprobs is None:
+                self._events.append(TokenEvent(group.request.id, sequence.choice, token))
+            else:
+                self._events.append(_with_logprobs(sequence, token, sampled, row))
+            if sequence.num_output == group.request.sampling.max_tokens:
+                self._finish(sequence, "length")
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None) -> None:
+        group = sequence.group
+        self.scheduler.finish(sequence)
+        self._events.append(Finish(group.request.id, sequence.choice, reason, stop_id))
+        if group.is_finished:
+            usage = Usage(
+                prompt_tokens=len(group.request.prompt_ids),
+                completion_tokens=group.num_completion,
+                cached_tokens=group.num_cached or 0,
+            )
+            self._counters.prompt_tokens += usage.prompt_tokens
+            self._counters.cached_tokens += usage.cached_tokens
+            self._end(group, Done(group.request.id, usage))
+
+    def _fail_group(self, group: SequenceGroup, error: PeltonError) -> None:
+        for sequence in group.sequences:
+            if sequence.state != "finished":
+                self.scheduler.finish(sequence)
+        self._end(group, ErrorEvent(group.request.id, type(error).__name__, error.message, error.param))
+
+    def _end(self, group: SequenceGroup, event: Done | ErrorEvent) -> None:
+        self._counters.completion_tokens += group.num_completion
+        del self._groups[group.request.id]
+        self._events.append(event)
+
+    def _take_events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+
+def _draw_error(code: int) -> PeltonError:
+    if code == NO_TOKEN:
+        return InvalidRequest("logit_bias and the constraints together allow no token", param="logit_bias")
+    return InternalError("the model's output for this input is not a number")
+
+
+def _with_logprobs(sequence: Sequence, token: int, sampled: Sampled, row: int) -> TokenEvent:
+    wanted = sequence.group.request.sampling.logprobs
+    ids, logprobs = sampled.top_ids[row, :wanted].tolist(), sampled.top_logprobs[row, :wanted].tolist()
+    return TokenEvent(
+        sequence.group.request.id,
+        sequence.choice,
+        token,
+        float(sampled.logprobs[row]),
+        tuple(map(Logprob, ids, logprobs)),
+    )

@@ -1,0 +1,233 @@
+"""The blocks of sequences: found in the prefix cache, grown, forked, given back.
+
+All tables of a sequence are equally long: entry b is the block of positions 32b .. 32b+31. In a window group the
+entries that no later token can see are the null block, and their blocks are given back as soon as that is so.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from functools import partial
+from typing import NamedTuple
+
+from pelton.engine.blocks import BlockPool
+from pelton.engine.budget import peak_blocks
+from pelton.engine.prefix_cache import Node, PrefixCache, first_seen
+from pelton.engine.sequence import Sequence
+from pelton.errors import InternalError
+from pelton.ops.data import BLOCK_TOKENS, NULL_BLOCK
+
+
+class Copy(NamedTuple):
+    """Copy the first `num_tokens` slots of block `src` to block `dst` of a cache group."""
+
+    group: int
+    src: int
+    dst: int
+    num_tokens: int
+
+
+class Match(NamedTuple):
+    """What the prefix cache can give: nodes, the last perhaps in part, and how many tokens in all."""
+
+    nodes: list[Node]
+    length: int
+
+
+def blocks_for(num_tokens: int) -> int:
+    """Blocks that hold so many tokens."""
+    return -(-num_tokens // BLOCK_TOKENS)
+
+
+class KVMemory:
+    """All block pools and the prefix cache of an engine.
+
+    `windows`: per cache group the tokens that a token sees, None for all. `num_blocks`: per group, the null block
+    included. `max_chunk`: the most tokens that one step adds to one sequence. `fingerprint` starts every key of
+    the prefix cache.
+    """
+
+    def __init__(
+        self,
+        windows: tuple[int | None, ...],
+        num_blocks: tuple[int, ...],
+        *,
+        max_chunk: int,
+        is_caching: bool,
+        fingerprint: str = "",
+    ) -> None:
+        self.windows = windows
+        self.max_chunk = max_chunk
+        self.is_caching = is_caching
+        self._fingerprint = fingerprint
+        self.cache = PrefixCache(windows)
+        self.pools = tuple(BlockPool(count, partial(self.cache.evict, group)) for group, count in enumerate(num_blocks))
+        self.cache.pools = self.pools
+        self.copies: list[Copy] = []
+        """Copies that the next step makes, in order, before it writes anything."""
+
+    # what would fit
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit in all; a window group does not count where another one keeps all tokens."""
+        full = [pool for pool, window in zip(self.pools, self.windows, strict=True) if window is None]
+        return min(pool.num_usable for pool in full or self.pools) * BLOCK_TOKENS
+
+    def _needed(self, group: int, sequence: Sequence) -> int:
+        """Blocks of a group that a sequence holds at most until it has drawn a token."""
+        return peak_blocks(sequence.num_tokens + 1, self.windows[group], self.max_chunk)
+
+    def _held(self, group: int, sequence: Sequence) -> int:
+        window = self.windows[group]
+        held = len(sequence.tables[group]) if sequence.tables else 0
+        return held if window is None else held - min(held, first_seen(sequence.num_computed, window))
+
+    def can_admit(self, sequence: Sequence, match: Match, others: Iterable[Sequence]) -> bool:
+        """Do the prompt and one token more fit, beside what the prefills of `others` will still take?"""
+        others = list(others)
+        for group, pool in enumerate(self.pools):
+            promised = sum(max(0, self._needed(group, other) - self._held(group, other)) for other in others)
+            window = self.windows[group]
+            first = 0 if window is None else first_seen(match.length, window)
+            shared = match.nodes[first : match.length // BLOCK_TOKENS]
+            fresh = max(0, self._needed(group, sequence) - len(shared))
+            woken = sum(pool.is_idle(node.blocks[group]) for node in shared)
+            if fresh + woken + promised > pool.num_available:
+                return False
+        return True
+
+    # a sequence's way
+
+    def match(self, sequence: Sequence) -> Match:
+        """The longest cached beginning. The last token is always left to be computed: its logits are needed."""
+        if not self.is_caching:
+            return Match([], 0)
+        return Match(*self.cache.match(self._namespace(sequence), sequence.tokens, sequence.num_tokens - 1))
+
+    def attach(self, sequence: Sequence, match: Match) -> None:
+        """Give a sequence without blocks what the cache has for it; `can_admit` has said that it fits. The head of
+        a block that is matched in part is copied into a block of its own."""
+        whole, part = divmod(match.length, BLOCK_TOKENS)
+        sequence.num_computed = sequence.num_cached = match.length
+        sequence.node = match.nodes[whole - 1] if whole else None
+        sequence.tables = tuple(array("i") for _ in self.windows)
+        for group, (pool, table, window) in enumerate(zip(self.pools, sequence.tables, self.windows, strict=True)):
+            first = 0 if window is None else first_seen(match.length, window)
+            table.extend([NULL_BLOCK] * first)
+            table.extend(node.blocks[group] for node in match.nodes[first:whole])
+            for block in table[first:]:
+                pool.take(block)
+        if part:
+            self._copy_tail(sequence, tuple(match.nodes[whole].blocks), part)
+
+    def _copy_tail(self, sequence: Sequence, sources: tuple[int, ...], num_tokens: int) -> None:
+        """Append a block to each table that begins like its source. The source may be evicted for it, or even be
+        the block that is given out: its slots stay as they are until the next step has made its copies."""
+        for group, (pool, table, src) in enumerate(zip(self.pools, sequence.tables, sources, strict=True)):
+            dst = pool.allocate()
+            table.append(dst)
+            if dst != src:
+                self.copies.append(Copy(group, src, dst, num_tokens))
+
+    def room(self, sequence: Sequence) -> int:
+        """Tokens that can be added to a sequence now."""
+        length = len(sequence.tables[0]) + min(pool.num_available for pool in self.pools)
+        return length * BLOCK_TOKENS - sequence.num_computed
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> None:
+        """Allocate blocks for `num_tokens` more tokens; `room` has said that they fit."""
+        more = blocks_for(sequence.num_computed + num_tokens) - len(sequence.tables[0])
+        for pool, table in zip(self.pools, sequence.tables, strict=True):
+            for _ in range(more):
+                table.append(pool.allocate())
+
+    def commit(self, sequence: Sequence, num_tokens: int) -> None:
+        """Note that so many more tokens are in memory: publish full blocks, give back what a window has passed."""
+        before = sequence.num_computed
+        sequence.num_computed += num_tokens
+        if before // BLOCK_TOKENS != sequence.num_computed // BLOCK_TOKENS and self.is_caching:
+            self._publish(sequence)
+        for pool, table, window in zip(self.pools, sequence.tables, self.windows, strict=True):
+            if window is not None:
+                for index in range(first_seen(before, window), first_seen(sequence.num_computed, window)):
+                    pool.give(table[index])
+                    table[index] = NULL_BLOCK
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Make full blocks known. Where the cache has the same tokens already, its blocks replace the sequence's."""
+        depth = 0 if sequence.node is None else sequence.node.depth
+        for index in range(depth, sequence.num_computed // BLOCK_TOKENS):
+            start = index * BLOCK_TOKENS
+            node = self.cache.publish(
+                self._namespace(sequence),
+                sequence.node,
+                tuple(sequence.tokens[start : start + BLOCK_TOKENS]),
+                [table[index] for table in sequence.tables],
+            )
+            if node is None:
+                return
+            sequence.node = node
+            for group, (pool, table) in enumerate(zip(self.pools, sequence.tables, strict=True)):
+                if table[index] != NULL_BLOCK and table[index] != node.blocks[group]:
+                    pool.take(node.blocks[group])
+                    pool.give(table[index])
+                    table[index] = node.blocks[group]
+
+    def publish_tail(self, sequence: Sequence) -> None:
+        """Make the last, partly filled block known, too."""
+        start = sequence.num_computed - sequence.num_computed % BLOCK_TOKENS
+        depth = 0 if sequence.node is None else sequence.node.depth
+        if self.is_caching and sequence.num_computed > start == depth * BLOCK_TOKENS:
+            self.cache.publish(
+                self._namespace(sequence),
+                sequence.node,
+                tuple(sequence.tokens[start : sequence.num_computed]),
+                [table[start // BLOCK_TOKENS] for table in sequence.tables],
+            )
+
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Let a child share its parent's blocks, with a copy of the partly filled one. False: no block is free."""
+        whole, part = divmod(parent.num_computed, BLOCK_TOKENS)
+        if part and not all(pool.num_available for pool in self.pools):
+            return False
+        child.num_computed, child.node = parent.num_computed, parent.node
+        child.tables = tuple(table[:whole] for table in parent.tables)
+        for pool, table in zip(self.pools, child.tables, strict=True):
+            for block in table:
+                if block != NULL_BLOCK:
+                    pool.take(block)
+        if part:
+            self._copy_tail(child, tuple(table[whole] for table in parent.tables), part)
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        """Give everything back, deepest first."""
+        for pool, table in zip(self.pools, sequence.tables, strict=False):
+            for block in reversed(table):
+                if block != NULL_BLOCK:
+                    pool.give(block)
+        sequence.tables, sequence.node, sequence.num_computed = (), None, 0
+
+    def _namespace(self, sequence: Sequence) -> str:
+        return f"{self._fingerprint}/{sequence.group.request.cache_salt}"
+
+    def clear_cache(self) -> None:
+        """Forget all cached prefixes."""
+        self.cache.clear()
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Raise `InternalError` unless every block is accounted for. `sequences`: all that are not finished."""
+        sequences = list(sequences)
+        for group, (pool, window) in enumerate(zip(self.pools, self.windows, strict=True)):
+            holders: Counter[int] = Counter()
+            for sequence in sequences:
+                table = sequence.tables[group] if sequence.tables else array("i")
+                first = 0 if window is None else min(len(table), first_seen(sequence.num_computed, window))
+                if any(table[:first]) or not all(table[first:]):
+                    raise InternalError(f"kv memory: group {group}: a table has a hole or holds what has passed")
+                holders.update(table[first:])
+            pool.check(dict(holders), self.cache.retained(group))
+        self.cache.check()

@@ -1,0 +1,188 @@
+"""The two ways to hold an engine: as a child process behind a socket, or in the caller's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pelton import errors
+from pelton.config import EngineConfig
+from pelton.engine.protocol import Abort, EngineInfo, Events, Failed, FromEngine, Progress, Ready, Start, Stop, ToEngine
+from pelton.request import EngineRequest
+
+if TYPE_CHECKING:
+    import zmq.asyncio
+
+    from pelton.engine.engine import Engine
+
+STOP_GRACE = 2.0
+"""Seconds between asking a process to end and killing it."""
+
+ProgressCallback = Callable[[float], None]
+
+
+def error_from(kind: str, message: str, param: str | None = None) -> errors.PeltonError:
+    """An exception by the name of its class in `errors`; `InternalError` for a name that is not there."""
+    found = getattr(errors, kind, None)
+    if isinstance(found, type) and issubclass(found, errors.PeltonError):
+        return found(message, param=param)
+    return errors.InternalError(f"{kind}: {message}", param=param)
+
+
+class ProcessLink:
+    """An engine in a fresh process: `python -m pelton.engine.process ADDRESS`.
+
+    The process holds the read end of a pipe as its standard input and ends when that closes, so that it never
+    outlives this one, however this one ends. The socket lies in a folder that only this user can enter.
+    """
+
+    def __init__(self, model_path: Path, config: EngineConfig) -> None:
+        self._start = Start(str(model_path), config)
+        self._folder = tempfile.TemporaryDirectory(prefix="pelton-")  # mode 0700
+        self._process: asyncio.subprocess.Process | None = None
+        self._socket: zmq.asyncio.Socket | None = None
+        self._death: asyncio.Task[int] | None = None
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(FromEngine)
+
+    @property
+    def pid(self) -> int | None:
+        """The process id while it lives."""
+        alive = self._process is not None and self._process.returncode is None
+        return self._process.pid if alive and self._process is not None else None
+
+    async def open(self, progress: ProgressCallback | None) -> EngineInfo:
+        """Start the process and load the model."""
+        import zmq
+        import zmq.asyncio
+
+        address = f"ipc://{self._folder.name}/engine"
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.set_hwm(0)
+        self._socket.bind(address)
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "pelton.engine.process",
+            address,
+            stdin=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C in a terminal is the caller's matter
+        )
+        self._death = asyncio.create_task(self._process.wait())
+        self.send(self._start)
+        while True:
+            match await self._next():
+                case Progress(share=share):
+                    if progress is not None:
+                        progress(share)
+                case Failed(kind=kind, message=message):
+                    raise error_from(kind, message)
+                case Ready(info=info):
+                    return info
+
+    def send(self, message: ToEngine) -> None:
+        """Queue a message; never blocks."""
+        if self._socket is not None:
+            asyncio.ensure_future(self._socket.send(self._encoder.encode(message))).add_done_callback(_ignore)
+
+    async def receive(self) -> Events:
+        """The next step's events."""
+        while True:
+            message = await self._next()
+            if isinstance(message, Events):
+                return message
+
+    async def _next(self) -> Progress | Ready | Failed | Events:
+        assert self._socket is not None
+        assert self._death is not None
+        message = asyncio.ensure_future(self._socket.recv())
+        try:
+            await asyncio.wait({message, self._death}, return_when=asyncio.FIRST_COMPLETED)
+            if not message.done():
+                raise errors.EngineDied(f"the engine process ended {_manner(self._death.result())}")
+            return self._decoder.decode(message.result())
+        finally:
+            message.cancel()
+
+    async def close(self) -> None:
+        """Ask the process to end, and kill it if it does not."""
+        if self._process is not None and self._death is not None:
+            self.send(Stop())
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._death), STOP_GRACE)
+            if not self._death.done():
+                self._process.kill()
+                await self._death
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._folder.cleanup()
+
+
+def _ignore(sent: asyncio.Future[Any]) -> None:
+    if not sent.cancelled():
+        sent.exception()  # the peer is gone; `receive` says so
+
+
+def _manner(code: int) -> str:
+    if code >= 0:
+        return f"with exit status {code}"
+    with contextlib.suppress(ValueError):
+        return f"by {signal.Signals(-code).name}"
+    return f"by signal {-code}"
+
+
+class LocalLink:
+    """An engine in the caller's thread: the event loop stands still while a step runs."""
+
+    def __init__(self, model_path: Path, config: EngineConfig) -> None:
+        self._model_path = model_path
+        self._config = config
+        self._engine: Engine | None = None
+        self._wake = asyncio.Event()
+
+    async def open(self, progress: ProgressCallback | None) -> EngineInfo:
+        """Load the model."""
+        from pelton.engine.engine import load
+
+        self._engine = load(self._model_path, self._config, progress)
+        return self._engine.info
+
+    def send(self, message: ToEngine) -> None:
+        """Hand over a message."""
+        if self._engine is None:
+            return
+        match message:
+            case EngineRequest():
+                self._engine.submit(message)
+            case Abort(request_id=request_id, choice=choice):
+                self._engine.abort(request_id, choice)
+        self._wake.set()
+
+    async def receive(self) -> Events:
+        """Run one step as soon as there is something to do."""
+        await self._wake.wait()
+        await asyncio.sleep(0)  # readers of the last step's events come first
+        if self._engine is None:
+            raise errors.EngineDied("the engine was closed")
+        events = self._engine.advance()
+        if not self._engine.has_work:
+            self._wake.clear()
+        return Events(events, self._engine.counters)
+
+    async def close(self) -> None:
+        """Give the engine's memory back."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None

@@ -1,0 +1,124 @@
+"""The engine as a process of its own: `python -m pelton.engine.process ADDRESS`.
+
+It connects to its client's socket, is told what to load, and serves until it is told to stop or its peer is gone:
+its standard input is a pipe that the client holds open for as long as it lives.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from pelton.engine.protocol import (
+    Abort,
+    Events,
+    Failed,
+    FromEngine,
+    Progress,
+    Ready,
+    Start,
+    Stop,
+    ToEngine,
+)
+from pelton.errors import PeltonError
+from pelton.request import EngineRequest
+
+if TYPE_CHECKING:
+    from pelton.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT = 1000
+"""Milliseconds between signs of life while there is nothing to do."""
+
+
+class Peer:
+    """The client at the other end of the socket."""
+
+    def __init__(self, address: str) -> None:
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
+        self._socket.set(zmq.LINGER, 1000)
+        self._socket.set_hwm(0)
+        self._socket.connect(address)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+
+    def send(self, message: FromEngine) -> None:
+        """Queue a message; never blocks."""
+        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+
+    def receive(self, timeout: int) -> Start | EngineRequest | Abort | Stop | None:
+        """The next message; None if none comes within so many milliseconds."""
+        if not self._socket.poll(timeout):
+            return None
+        return self._decoder.decode(self._socket.recv())
+
+    def close(self) -> None:
+        """Send what is queued and hang up."""
+        self._socket.close()
+        zmq.Context.instance().term()
+
+
+def serve(engine: Engine, peer: Peer) -> None:
+    """Step while there is work, sleep on the socket while there is none, until told to stop."""
+    is_checked = True
+    while True:
+        message = peer.receive(0 if engine.has_work else HEARTBEAT)
+        while message is not None:
+            match message:
+                case EngineRequest():
+                    engine.submit(message)
+                case Abort(request_id=request_id, choice=choice):
+                    engine.abort(request_id, choice)
+                case _:
+                    return
+            message = peer.receive(0)
+        if engine.has_work:
+            peer.send(Events(engine.advance(), engine.counters))
+            is_checked = False
+        else:
+            peer.send(Events([], engine.counters))
+            if not is_checked:
+                engine.check()
+                is_checked = True
+
+
+def _watch_peer() -> None:
+    """End with the peer, even in the middle of a step."""
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+def main(address: str) -> int:
+    """Connect, load, serve. The exit status is 0 only where the client asked to stop."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    threading.Thread(target=_watch_peer, name="watch peer", daemon=True).start()
+    peer = Peer(address)
+    start = peer.receive(-1)
+    if not isinstance(start, Start):
+        return 0
+    from pelton.engine.engine import load
+
+    try:
+        engine = load(Path(start.model_path), start.config, lambda share: peer.send(Progress(share)))
+    except (PeltonError, OSError, MemoryError) as error:
+        kind = type(error).__name__ if isinstance(error, PeltonError) else "InternalError"
+        peer.send(Failed(kind, str(error)))
+        peer.close()
+        return 1
+    peer.send(Ready(engine.info))
+    serve(engine, peer)
+    engine.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,91 @@
+"""The typed messages between an engine process and its client: msgpack over a local socket, one message per step."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pelton.config import EngineConfig
+from pelton.request import EngineRequest, Event
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """The first message to an engine process: what to load."""
+
+    model_path: str
+    config: EngineConfig
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """End a request, or one of its choices, with finish reason "abort". Unknown ids are ignored."""
+
+    request_id: str
+    choice: int | None = None
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """End the process. Requests in flight are not waited for."""
+
+
+ToEngine = Start | EngineRequest | Abort | Stop
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a loaded engine is. Memory is in bytes, as planned before the load."""
+
+    vocab_size: int
+    context: int
+    """Tokens that a sequence may hold, prompt and output together."""
+    fingerprint: str
+    """The numerics fingerprint: equal fingerprints give equal bits."""
+    max_sequences: int
+    kv_tokens: int
+    """Tokens that the KV memory holds over all sequences."""
+    weight_bytes: int
+    kv_bytes: int
+    arena_bytes: int
+
+
+class Counters(msgspec.Struct, kw_only=True):
+    """How much the engine has done since it started, and what it holds now."""
+
+    steps: int = 0
+    requests: int = 0
+    aborted: int = 0
+    preempted: int = 0
+    prompt_tokens: int = 0
+    """Prompt tokens of requests that ended, those from the cache included."""
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """The share of the model that is loaded, 0 to 1."""
+
+    share: float
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The model is loaded; requests are served from now on."""
+
+    info: EngineInfo
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The model could not be loaded; the process ends. `kind` is the name of the error's class in `errors`."""
+
+    kind: str
+    message: str
+
+
+class Events(msgspec.Struct, frozen=True, tag="events"):
+    """All events of one step, in order. Sent without events, once a second, as a sign of life."""
+
+    events: list[Event]
+    counters: Counters
+
+
+FromEngine = Progress | Ready | Failed | Events

@@ -1,0 +1,125 @@
+"""A model and a backend, introduced to each other: loaded once, then one submission per step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+from pelton.backends.base import Backend, BackendConfig, Executor, LoadSpec, Pending, find
+from pelton.config import EngineConfig
+from pelton.engine import machine
+from pelton.engine.budget import MemoryBudget, MemoryNeeds, divide
+from pelton.engine.kv_memory import Copy
+from pelton.errors import ConfigError, UnsupportedModel
+from pelton.formats import checkpoint
+from pelton.models.base import Model
+from pelton.models.base import load as load_model
+from pelton.ops.data import Batch, CacheGroup, KVType
+
+log = logging.getLogger(__name__)
+
+
+class Runner:
+    """A loaded model. `windows` and `num_blocks` are per cache group; `plan` says what memory it takes."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        windows: tuple[int | None, ...],
+        vocab_size: int,
+        max_sequences: int,
+        plan: MemoryBudget,
+    ) -> None:
+        self._executor = executor
+        self.windows = windows
+        self.num_blocks = plan.num_blocks
+        self.vocab_size = vocab_size
+        self.context = plan.context
+        self.max_sequences = max_sequences
+        self.plan = plan
+        self.fingerprint = executor.fingerprint
+
+    @classmethod
+    def load(cls, path: Path, config: EngineConfig, progress: Callable[[float], None] | None = None) -> Runner:
+        """Open a checkpoint, plan its memory, load it. `progress` gets the share that is loaded.
+
+        Raises FormatError, UnsupportedModel, ConfigError or InsufficientMemory before anything big is allocated.
+        """
+        model = load_model(checkpoint.open(path), config.context)
+        num_threads = config.threads or machine.num_cores()
+        backend = find("cpu", BackendConfig(num_threads, isa=config.isa or None, profile=config.profile))
+        spec = _spec(model, config)
+        plan = _plan(backend, spec, config)
+        log.info("%s: %s, %d threads", path.name, plan, num_threads)
+        executor = backend.load(replace(spec, num_blocks=plan.num_blocks, max_context=plan.context), progress)
+        return cls(
+            executor,
+            windows=tuple(map(_window, spec.groups)),
+            vocab_size=spec.vocab_size,
+            max_sequences=spec.max_sequences,
+            plan=plan,
+        )
+
+    def submit(self, batch: Batch, copies: Iterable[Copy]) -> Pending:
+        """Make the copies in order, then start the step."""
+        for copy in copies:
+            self._executor.kv_copy(*copy)
+        return self._executor.submit(batch)
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self._executor.close()
+
+
+def _spec(model: Model, config: EngineConfig) -> LoadSpec:
+    """Everything but the number of blocks, which depends on what the rest needs."""
+    if config.kv_dtype not in get_args(KVType):
+        raise ConfigError(
+            f"kv_dtype is {config.kv_dtype!r}; there are: {', '.join(get_args(KVType))}", param="kv_dtype"
+        )
+    if config.max_batch_tokens < 1 or config.max_sequences < 1:
+        raise ConfigError("max_batch_tokens and max_sequences must be at least 1", param="max_batch_tokens")
+    max_sequences = min(config.max_sequences, config.max_batch_tokens)
+    if max_sequences < config.max_sequences:
+        log.warning("only %d sequences run at once: each needs a token of the step's budget", max_sequences)
+    kv_type: KVType = "f32" if config.kv_dtype == "f32" else "bf16"
+    return LoadSpec(
+        record=model.step,
+        weights=model.weights,
+        groups=model.config.groups,
+        vocab_size=model.config.vocab_size,
+        kv_type=kv_type,
+        num_blocks=(2,) * len(model.config.groups),
+        max_tokens=config.max_batch_tokens,
+        max_sequences=max_sequences,
+        max_context=model.config.context,
+    )
+
+
+def _window(group: CacheGroup) -> int | None:
+    if group.kind not in ("full", "window"):
+        raise UnsupportedModel(f"cache groups of kind {group.kind!r} are not supported")
+    return group.window
+
+
+def _plan(backend: Backend, spec: LoadSpec, config: EngineConfig) -> MemoryBudget:
+    memory = backend.plan_memory(spec)
+    needs = MemoryNeeds(
+        weights=memory.weights,
+        arena=memory.arena,
+        bytes_per_block=memory.kv_per_block,
+        windows=tuple(map(_window, spec.groups)),
+        max_chunk=spec.max_tokens,
+        max_sequences=spec.max_sequences,
+    )
+    return divide(
+        needs,
+        available=machine.free_memory(),
+        kv_memory=config.kv_memory,
+        context=spec.max_context,
+        is_fixed=config.context > 0,
+    )

@@ -1,0 +1,94 @@
+"""What the engine knows of a request: a group of sequences, one per choice.
+
+Lengths are derived, never stored twice. Two counters say where a sequence stands, whether it is in prefill, decodes,
+was found in the prefix cache or was preempted: `num_tokens`, what it consists of (prompt and output), and
+`num_computed`, how many of these are in KV memory. A step computes some of the rest; when it computes the last
+one, the next token is drawn.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Literal
+
+from pelton.request import EngineRequest
+
+if TYPE_CHECKING:
+    from pelton.engine.prefix_cache import Node
+    from pelton.engine.sampling import History
+
+State = Literal["waiting", "running", "forking", "finished"]
+
+
+class Sequence:
+    """One choice of a request. `forking`: it shares its parent's prefill and starts when that is done."""
+
+    def __init__(self, group: SequenceGroup, choice: int) -> None:
+        self.group = group
+        self.choice = choice
+        self.order = (group.arrival, choice)
+        """Age: the smaller, the older."""
+        self.state: State = "waiting"
+        self.tokens = array("i", group.request.prompt_ids)
+        self.num_prompt = len(self.tokens)
+        self.num_computed = 0
+        self.num_cached = 0
+        """Tokens that the prefix cache gave when it was last admitted."""
+        self.tables: tuple[array[int], ...] = ()
+        """Per cache group the block ids by position // BLOCK_TOKENS; all tables are equally long."""
+        self.node: Node | None = None
+        """Deepest node of the prefix cache that its table agrees with; None: the root."""
+        self.history: History | None = None
+        """Token counts for the penalties, where it has any."""
+        self.children: list[Sequence] = []
+        """The choices that fork from it when its prefill is done."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output."""
+        return len(self.tokens)
+
+    @property
+    def num_new(self) -> int:
+        """Tokens that are still to be computed before the next one can be drawn."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_output(self) -> int:
+        """Tokens drawn so far; the position of the next one in the output."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences that it stands for: itself and the choices that will fork from it."""
+        return 1 + len(self.children)
+
+
+class SequenceGroup:
+    """A request and its choices."""
+
+    def __init__(self, request: EngineRequest, arrival: int) -> None:
+        self.request = request
+        self.arrival = arrival
+        self.num_cached: int | None = None
+        """Prompt tokens that came from the prefix cache; None until the first step."""
+        self.num_completion = 0
+        """Tokens drawn over all choices, those that ended a choice included."""
+        self.end_ids = frozenset(request.sampling.stop_token_ids) | frozenset(
+            () if request.sampling.ignore_eos else request.end_ids
+        )
+        """The tokens that end a choice."""
+        self.sequences = [Sequence(self, choice) for choice in range(request.sampling.n)]
+        first, *others = self.sequences
+        first.children = others
+        for sequence in others:
+            sequence.state = "forking"
+
+    def parent_of(self, child: Sequence) -> Sequence:
+        """The choice that a choice in state `forking` will fork from."""
+        return next(sequence for sequence in self.sequences if child in sequence.children)
+
+    @property
+    def is_finished(self) -> bool:
+        """Have all choices ended?"""
+        return all(sequence.state == "finished" for sequence in self.sequences)

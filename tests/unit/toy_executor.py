@@ -1,0 +1,187 @@
+"""An executor without a model, for tests of the engine: its "keys" are token ids in real paged memory, its next token
+is a digest of all that the last token can see through its tables. Any fault in a table, a copy or a block that is
+given back too early changes the output, or reads a slot that was never written."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from pelton.backends.base import NO_TOKEN, SampleArrays, Sampled
+from pelton.config import EngineConfig
+from pelton.engine.budget import MemoryBudget
+from pelton.engine.engine import Engine
+from pelton.engine.runner import Runner
+from pelton.ops.data import BLOCK_TOKENS, NULL_BLOCK, Batch
+from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Event, Finish, SamplingParams, TokenEvent
+
+VOCAB = 50
+TOP = 4
+
+
+def digest(*parts: object) -> int:
+    return zlib.crc32(repr(parts).encode())
+
+
+def view(tokens: Sequence[int]) -> int:
+    """What the toy model takes in of the tokens that it sees."""
+    return zlib.crc32(np.array(tokens, np.int32).tobytes())
+
+
+def next_token(views: tuple[int, ...], params: SampleArrays, row: int) -> int:
+    """What the toy model draws, from what each cache group shows of the tokens so far."""
+    seen: list[object] = [views]
+    if params.temperature[row] > 0:
+        seen.append((int(params.seed[row]), int(params.choice[row]), int(params.position[row])))
+    low, high = params.history_offsets[row : row + 2]
+    history = zip(params.history_ids[low:high].tolist(), params.history_counts[low:high].tolist(), strict=True)
+    seen.append(sorted(history))
+    token = digest(*seen) % VOCAB
+    banned = banned_in(params, row)
+    while token in banned and len(banned) < VOCAB:
+        token = (token + 1) % VOCAB
+    return token
+
+
+def banned_in(params: SampleArrays, row: int) -> set[int]:
+    low, high = params.bias_offsets[row : row + 2]
+    return set(params.bias_ids[low:high][params.bias_values[low:high] == -np.inf].tolist())
+
+
+class ToyPending:
+    def __init__(self, views: list[tuple[int, ...]]) -> None:
+        self.views = views
+
+    def wait(self) -> None:
+        pass
+
+    def logits(self) -> np.ndarray:
+        raise NotImplementedError
+
+    def sample(self, params: SampleArrays) -> Sampled:
+        assert len(params.temperature) == len(self.views) == len(params.history_offsets) - 1
+        most = int(params.num_logprobs.max())
+        ids = [next_token(seen, params, row) for row, seen in enumerate(self.views)]
+        top = [[digest(seen, k) % VOCAB for k in range(max(most, 0))] for seen in self.views]
+        logprobs = np.array([-digest(seen, id) / 2**32 for seen, id in zip(self.views, ids, strict=True)], np.float32)
+        top_ids = np.array(top, np.int32).reshape(len(ids), -1)
+        errors = np.array([len(banned_in(params, row)) == VOCAB for row in range(len(ids))]) * np.uint8(NO_TOKEN)
+        return Sampled(np.array(ids, np.int32), logprobs, top_ids, -top_ids.astype(np.float32), errors)
+
+
+class ToyExecutor:
+    fingerprint = "toy"
+
+    def __init__(self, windows: Sequence[int | None], num_blocks: Sequence[int], max_tokens: int) -> None:
+        self.windows = windows
+        self.memory = [np.full((count, BLOCK_TOKENS), -1) for count in num_blocks]
+        self.max_tokens = max_tokens
+        self.steps: list[Batch] = []
+        self.fail_next = False
+
+    def submit(self, batch: Batch) -> ToyPending:
+        if self.fail_next:
+            self.fail_next = False
+            raise RuntimeError("the toy broke")
+        assert len(batch.ids) <= self.max_tokens
+        self.steps.append(batch)
+        rows = self._rows(batch)
+        for group, table in enumerate(batch.tables):
+            for row, (sequence, position) in enumerate(rows):
+                block = table[sequence, position // BLOCK_TOKENS]
+                assert block != NULL_BLOCK
+                self.memory[group][block, position % BLOCK_TOKENS] = batch.ids[row]
+        return ToyPending([self._views(batch, *rows[row]) for row in batch.logit_rows])
+
+    def _rows(self, batch: Batch) -> list[tuple[int, int]]:
+        starts = batch.seq_starts
+        owners = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+        return list(zip(owners.tolist(), batch.positions.tolist(), strict=True))
+
+    def _views(self, batch: Batch, sequence: int, position: int) -> tuple[int, ...]:
+        views = []
+        for group, window in enumerate(self.windows):
+            first = 0 if window is None else max(0, position - window + 1)
+            where = np.arange(first, position + 1)
+            blocks = batch.tables[group][sequence, where // BLOCK_TOKENS]
+            assert (blocks != NULL_BLOCK).all()
+            seen = self.memory[group][blocks, where % BLOCK_TOKENS]
+            assert (seen >= 0).all()
+            views.append(view(seen))
+        return tuple(views)
+
+    def kv_copy(self, group: int, src: int, dst: int, num_tokens: int) -> None:
+        self.memory[group][dst, :num_tokens] = self.memory[group][src, :num_tokens]
+
+    def close(self) -> None:
+        pass
+
+
+def make_engine(
+    *, windows: tuple[int | None, ...] = (None,), num_blocks: int | tuple[int, ...] = 200, **settings: object
+) -> tuple[Engine, ToyExecutor]:
+    config = EngineConfig(**{"max_batch_tokens": 64, "max_sequences": 8, **settings})  # type: ignore[arg-type]
+    counts = (num_blocks,) * len(windows) if isinstance(num_blocks, int) else num_blocks
+    executor = ToyExecutor(windows, counts, config.max_batch_tokens)
+    full = [count for count, window in zip(counts, windows, strict=True) if window is None] or list(counts)
+    plan = MemoryBudget(weights=0, arena=0, kv=0, num_blocks=counts, context=(min(full) - 1) * BLOCK_TOKENS)
+    runner = Runner(
+        executor,  # type: ignore[arg-type]
+        windows=windows,
+        vocab_size=VOCAB,
+        max_sequences=min(config.max_sequences, config.max_batch_tokens),
+        plan=plan,
+    )
+    return Engine(runner, config), executor
+
+
+def request(
+    id: str, prompt: Sequence[int], *, end_ids: tuple[int, ...] = (), salt: str = "", **params: object
+) -> EngineRequest:
+    sampling = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, "seed": 1, **params})  # type: ignore[arg-type]
+    return EngineRequest(id=id, prompt_ids=list(prompt), sampling=sampling, end_ids=end_ids, cache_salt=salt)
+
+
+def prompt(length: int, start: int = 0) -> list[int]:
+    return [digest(start, i) % VOCAB for i in range(length)]
+
+
+class Transcript:
+    """Events by request, checked against the laws of events."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, list[Event]] = {}
+
+    def add(self, events: list[Event]) -> None:
+        for event in events:
+            mine = self.events.setdefault(event.request_id, [])
+            assert not mine or not isinstance(mine[-1], Done | ErrorEvent), "an event after the terminal one"
+            assert isinstance(event, Accepted | ErrorEvent) == (not mine) or isinstance(event, ErrorEvent)
+            mine.append(event)
+
+    def tokens(self, id: str, choice: int = 0) -> list[int]:
+        return [e.token_id for e in self.events[id] if isinstance(e, TokenEvent) and e.choice == choice]
+
+    def answers(self, id: str) -> list[Event]:
+        """All but the usage, choice by choice: what the exactness law speaks of."""
+        told = [e for e in self.events[id] if isinstance(e, TokenEvent | Finish)]
+        return sorted(told, key=lambda e: e.choice)
+
+    def last(self, id: str) -> Event:
+        return self.events[id][-1]
+
+
+def run(engine: Engine, requests: Sequence[EngineRequest] = (), transcript: Transcript | None = None) -> Transcript:
+    """Run to the end, with the integrity check at every step."""
+    transcript = transcript or Transcript()
+    for one in requests:
+        engine.submit(one)
+    while engine.has_work:
+        transcript.add(engine.step())
+        engine.check()
+    for events in transcript.events.values():
+        assert isinstance(events[-1], Done | ErrorEvent)
+    assert engine.counters.kv_blocks_used == 0
+    return transcript
