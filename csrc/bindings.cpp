@@ -19,4 +19,5 @@ NB_MODULE(_core, m) {
     pelton::bind_attention(m);
     pelton::bind_plan(m);
     pelton::bind_linear(m);
+    pelton::bind_sample(m);
 }

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "bindings.h"
+#include "bindings_sample.h"
 #include "plan.h"
 
 namespace nb = nanobind;
@@ -108,6 +109,15 @@ void logits(Program& program, nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::
     });
 }
 
+void sample_step(Program& program, nb::handle params, nb::handle out) {
+    const SampleParams views = sample_params(params, program.num_valid());
+    const SampleResult result = sample_result(out);
+    nb::gil_scoped_release unlocked;
+    program.run_head([&](const StepContext& step, int first, int count, const Rows& logits) {
+        sample(step, first, count, logits, views, result);
+    });
+}
+
 void bind_program(nb::module_& m) {
     nb::class_<Program>(m, "Program")
         .def(
@@ -174,6 +184,7 @@ void bind_program(nb::module_& m) {
         .def("run", run, nb::arg("ids"), nb::arg("positions"), nb::arg("seq_starts"), nb::arg("tables"),
              nb::arg("logit_rows"))
         .def("logits", logits, nb::arg("out"))
+        .def("sample", sample_step, nb::arg("params"), nb::arg("out"))
         .def("timings", [](const Program& self) {
             std::vector<std::tuple<int64_t, int64_t>> out;
             for (const auto& timing : self.timings()) out.emplace_back(timing.nanoseconds, timing.runs);

@@ -9,6 +9,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/rows.h"
+#include "kernels/sample.h"
 #include "types.h"
 
 namespace pelton {
@@ -60,6 +61,7 @@ struct KernelTable {
     LinearTable linear;
     const AttentionKernel* attention;  // [kNumKVTypes]
     const RowKernels* rows;
+    const SampleKernels* sample;
 };
 
 // One function per instruction set that this build has, defined in csrc/kernels/<isa>/table.cpp.

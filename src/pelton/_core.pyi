@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from pelton.ops.sampling import SampleArrays, Sampled
+
 def isas() -> list[str]:
     """The instruction sets that this build and this CPU have, best last."""
 
@@ -46,6 +48,11 @@ def attend_alone(
     isa: str = "",
 ) -> None:
     """One layer's attention outside of any plan, into `out`: for tests and timing."""
+
+def sample_alone(
+    *, logits: npt.NDArray[np.float32], params: SampleArrays, out: Sampled, num_threads: int = 1, isa: str = ""
+) -> None:
+    """Draw from whole logits [R, vocab] outside of any plan, into `out`, zeros before: for tests and timing."""
 
 def kv_block_bytes(*, num_layers: int, num_kv_heads: int, head_dim: int, value_dim: int, type: str) -> int:
     """`block_bytes` of a cache that is not there yet."""
@@ -155,6 +162,9 @@ class Program:
 
     def logits(self, out: npt.NDArray[np.float32]) -> None:
         """The whole logits of the last step's rows, [R, num_valid]."""
+
+    def sample(self, params: SampleArrays, out: Sampled) -> None:
+        """Draw for each of the last step's rows, into `out`, which is zeros before."""
 
     def timings(self) -> list[tuple[int, int]]:
         """(nanoseconds, runs) of each phase, the head last; zeros unless profiling is on."""

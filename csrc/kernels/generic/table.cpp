@@ -11,8 +11,11 @@ static const LinearKernel* linear(WeightType type) {
 }
 
 const KernelTable* kernel_table() {
-    static constexpr KernelTable table = {
-        "generic", {{kFloat32Activations, kInt8Activations, {}}, linear}, attention_kernels, &row_kernels};
+    static constexpr KernelTable table = {"generic",
+                                          {{kFloat32Activations, kInt8Activations, {}}, linear},
+                                          attention_kernels,
+                                          &row_kernels,
+                                          &sample_kernels};
     return &table;
 }
 

@@ -97,17 +97,21 @@ def philox(seed: int, position: int, choice: int, draw: int) -> int:
     return counter[0] | counter[1] << 32
 
 
-def sample(logits: F32, params: SampleArrays) -> Sampled:
-    """[R, vocab] raw logits -> what each row draws."""
-    num_rows = len(logits)
+def no_samples(num_rows: int, params: SampleArrays) -> Sampled:
+    """Results of the right shapes, zeros, to be filled in."""
     most = max(0, int(params.num_logprobs.max(initial=0)))
-    out = Sampled(
+    return Sampled(
         ids=np.zeros(num_rows, np.int32),
         logprobs=np.zeros(num_rows, np.float32),
         top_ids=np.zeros((num_rows, most), np.int32),
         top_logprobs=np.zeros((num_rows, most), np.float32),
         errors=np.zeros(num_rows, np.uint8),
     )
+
+
+def sample(logits: F32, params: SampleArrays) -> Sampled:
+    """[R, vocab] raw logits -> what each row draws."""
+    out = no_samples(len(logits), params)
     for r, raw in enumerate(logits):
         if np.isnan(raw).any() or not np.isfinite(raw.max()):
             out.errors[r] = BAD_LOGITS

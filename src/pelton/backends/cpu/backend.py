@@ -18,6 +18,7 @@ from pelton.backends.cpu.plan import PlanKey, Recorder, WeightRefs
 from pelton.backends.cpu.planner import Program, plan_program
 from pelton.errors import ConfigError, InsufficientMemory, InternalError, UnsupportedModel
 from pelton.ops.data import F32, Batch, CacheGroup
+from pelton.ops.sampling import SampleArrays, Sampled, no_samples
 from pelton.ops.spec import AttendSpec
 
 KERNEL_VERSION = 1
@@ -214,6 +215,13 @@ class CpuPending:
     def _check(self) -> None:
         if self._executor._step != self._step:
             raise InternalError("a step must be sampled before the next one is submitted")
+
+    def sample(self, params: SampleArrays) -> Sampled:
+        """Draw one token per logit row."""
+        self._check()
+        out = no_samples(self._num_rows, params)
+        self._core.sample(params, out)
+        return out
 
     def logits(self) -> F32:
         """[R, vocab] whole logits."""

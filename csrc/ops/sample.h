@@ -1,0 +1,46 @@
+// sample.h: one token for each row of logits; ops/sampling.py is the definition.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "context.h"
+
+namespace pelton {
+
+// SampleArrays of ops/sampling.py; arrays of [num_rows] unless it says otherwise there.
+struct SampleParams {
+    int vocab_size;
+    const float *temperature, *top_p, *min_p;
+    const int32_t* top_k;
+    const uint64_t* seed;
+    const int32_t *choice, *position;
+    const float *repetition, *presence, *frequency;
+    const int32_t *history_offsets, *history_ids, *history_counts;
+    const int32_t *bias_offsets, *bias_ids;
+    const float* bias_values;
+    const int32_t* num_logprobs;
+    const uint32_t* masks;  // nullptr: none
+    const int32_t* mask_rows;
+};
+
+constexpr uint8_t kBadLogits = 1, kNoToken = 2;  // BAD_LOGITS and NO_TOKEN
+
+// Sampled of ops/sampling.py, zeroed by the caller.
+struct SampleResult {
+    int32_t* ids;
+    float* logprobs;
+    int max_logprobs;
+    int32_t* top_ids;  // [num_rows, max_logprobs]
+    float* top_logprobs;
+    uint8_t* errors;
+};
+
+// Bytes of a thread's scratch that sampling wants; the largest vocabulary that fits is over 500 000.
+size_t sample_scratch(int vocab_size);
+
+// Draws for rows [first, first + count) of the step's logit rows, row `first` being row 0 of `logits`.
+void sample(const StepContext& step, int first, int count, const Rows& logits, const SampleParams& params,
+            const SampleResult& result);
+
+}  // namespace pelton
