@@ -17,7 +17,8 @@ import pytest
 
 from pelton.config import HubConfig
 from pelton.errors import HubError, ModelNotFound
-from pelton.formats import checkpoint
+from pelton.formats import checkpoint, gguf
+from pelton.formats.quants import WeightType
 from pelton.hub import catalogue, huggingface
 from pelton.hub.catalogue import HubSource, Model, WheelSource
 from pelton.hub.pull import pull
@@ -177,6 +178,17 @@ def test_all_parts_of_a_split_model_are_fetched(hub, config):
     Store(config).remove("owner/repo:Q4_0")
     assert blobs(config) == []
     assert not first.parent.exists()
+
+
+def test_a_pulled_split_model_opens(hub, config, tmp_path):
+    hub.files = {}
+    for i in range(2):
+        name = f"m-F32-0000{i + 1}-of-00002.gguf"
+        tensor = checkpoint.Tensor.quantize(f"t{i}", np.full((2, 8), i), WeightType.F32)
+        gguf.write(tmp_path / name, {"split.no": i, "split.count": 2}, [tensor])
+        hub.files[name] = (tmp_path / name).read_bytes()
+    model = checkpoint.open(pull("owner/repo:F32", config))
+    assert [tensor.dequantize().mean() for tensor in model.tensors.values()] == [0, 1]
 
 
 @pytest.mark.parametrize(

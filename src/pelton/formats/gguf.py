@@ -35,7 +35,7 @@ MAX_NAME: Final = 65535
 MAX_DIMENSIONS: Final = 4
 MAX_TENSORS: Final = 1 << 16
 MAX_KEYS: Final = 1 << 16
-MAX_STRINGS: Final = 1 << 24
+MAX_STRINGS: Final = 1 << 22
 """Far above any model's; they bound the time and memory that a large hostile file can take."""
 
 _U32 = struct.Struct("<I")
