@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from pelton.backends.base import Executor, LoadSpec
 from pelton.models.base import Model
 from pelton.ops import reference
 from pelton.ops.data import BLOCK_TOKENS, I32, Batch, CacheGroup, KVType
@@ -86,3 +87,25 @@ def error(got: Logits, want: Logits) -> float:
     """The largest difference, as a share of max|logit|."""
     assert got.shape == want.shape
     return float(np.abs(got - want).max() / np.abs(want).max())
+
+
+def load_spec(
+    model: Model, num_sequences: int, length: int, *, kv_type: KVType = "f32", max_tokens: int = 0
+) -> LoadSpec:
+    """What a backend needs to run `num_sequences` sequences of up to `length` tokens, all rows with logits."""
+    groups = model.config.groups
+    return LoadSpec(
+        record=model.step,
+        weights=model.weights,
+        groups=groups,
+        vocab_size=model.config.vocab_size,
+        kv_type=kv_type,
+        num_blocks=num_blocks(groups, num_sequences, length),
+        max_tokens=max_tokens or num_sequences * length,
+        max_sequences=max_tokens or num_sequences * length,
+        max_context=length,
+    )
+
+
+def on_executor(executor: Executor) -> RunStep:
+    return lambda batch: executor.submit(batch).logits()

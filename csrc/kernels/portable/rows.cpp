@@ -62,9 +62,10 @@ PELTON_INLINE VecF softplus(VecF x) {
     return max(x, VecF{}) + p * s;
 }
 
+// x/2 (1 + tanh u) = x sigmoid(2u), which stays accurate where 1 + tanh u would cancel.
 PELTON_INLINE VecF gelu_tanh(VecF x) {
     const VecF inner = (x + x * x * x * 0.044715f) * 0.7978845608f;
-    return x * 0.5f * (1.0f + tanh(inner));
+    return x * sigmoid(inner + inner);
 }
 
 template <class Use>

@@ -1,0 +1,187 @@
+"""The CPU backend on tiny random models: parity with Transformers, and the exactness law with `==`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pelton import _core
+from pelton.backends.base import BackendConfig
+from pelton.backends.cpu.backend import CpuBackend
+from pelton.errors import ConfigError, InternalError, UnsupportedModel
+from pelton.formats import checkpoint
+from pelton.formats.quants import WeightType
+from pelton.models import base
+from tests import tolerances
+from tests.models import convert, stepping, tiny
+from tests.models.test_parity import LENGTHS, MIXED, sequences, wanted
+
+DENSE = [name for name, (_, own) in tiny.CASES.items() if "experts" not in str(own)]
+LENGTH = max(LENGTHS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def loaded(case: str, folder: Path, kind: WeightType = WeightType.F32, **options) -> base.Model:
+    path = folder / f"{case}-{kind.name}.gguf"
+    if not path.exists():
+        convert.write(tiny.build(case), path, lambda name, shape: kind, **options)
+    return base.load(checkpoint.open(path))
+
+
+@cache
+def backend(num_threads: int = 2, isa: str | None = None) -> CpuBackend:
+    return CpuBackend(BackendConfig(num_threads=num_threads, isa=isa))
+
+
+def run(model: base.Model, plan, *, kv_type="f32", num_threads=2, isa=None, ids=None) -> list[stepping.Logits]:
+    ids = sequences() if ids is None else ids
+    spec = stepping.load_spec(model, len(ids), max(map(len, ids)), kv_type=kv_type)
+    executor = backend(num_threads, isa).load(spec)
+    try:
+        return stepping.run(stepping.on_executor(executor), model.config.groups, ids, plan)
+    finally:
+        executor.close()
+
+
+@pytest.mark.parametrize("case", DENSE)
+def test_logits_equal_transformers(case: str, folder: Path):
+    got = run(loaded(case, folder), MIXED)
+    for g, w in zip(got, wanted(case), strict=True):
+        assert stepping.error(g, w) < tolerances.PARITY_BACKEND
+
+
+@pytest.mark.parametrize("isa", _core.isas())
+def test_every_instruction_set_agrees_with_transformers(isa: str, folder: Path):
+    got = run(loaded("gemma3", folder), MIXED, isa=isa)
+    for g, w in zip(got, wanted("gemma3"), strict=True):
+        assert stepping.error(g, w) < tolerances.PARITY_BACKEND
+
+
+def alone(length: int, chunk: int) -> list[list[int]]:
+    return [[min(chunk, length - start)] for start in range(0, length, chunk)]
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "bf16"])
+@pytest.mark.parametrize(("case", "kind"), [("llama", WeightType.F32), ("gemma3", WeightType.Q8_0)])
+def test_the_bits_do_not_depend_on_batch_chunks_or_threads(case: str, kind: WeightType, kv_type: str, folder: Path):
+    model = loaded(case, folder, kind)
+    whole = run(model, [LENGTHS], kv_type=kv_type)
+    for num_threads in (1, 2, 3, 5):
+        mixed = run(model, MIXED, kv_type=kv_type, num_threads=num_threads)
+        for got, want in zip(mixed, whole, strict=True):
+            np.testing.assert_array_equal(got, want)
+    for ids, want in zip(sequences(), whole, strict=True):
+        for chunk in (1, 5, 37):
+            (got,) = run(model, alone(len(ids), chunk), kv_type=kv_type, ids=[ids])
+            np.testing.assert_array_equal(got, want)
+
+
+def test_a_sum_over_several_tiles_of_the_head_has_the_same_bits(folder: Path):
+    """More logit rows than one tile of the head holds, in another order, some twice."""
+    model = loaded("llama", folder)
+    ids = sequences()[0]
+    (whole,) = run(model, [[len(ids)]], ids=[ids])
+    executor = backend().load(stepping.load_spec(model, 1, LENGTH))
+    rows = np.random.default_rng(0).integers(0, len(ids), 70).astype(np.int32)
+
+    def run_step(batch):
+        return executor.submit(replace(batch, logit_rows=rows)).logits()
+
+    (got,) = stepping.run(run_step, model.config.groups, [ids], [[len(ids)]])
+    np.testing.assert_array_equal(got, whole[rows])
+
+
+def test_padding_of_the_vocabulary_has_no_logits(folder: Path):
+    path = folder / "padded.gguf"
+    convert.write(tiny.build("llama"), path, padding_rows=13)
+    model = base.load(checkpoint.open(path))
+    model = replace(model, config=replace(model.config, vocab_size=tiny.VOCAB))
+    (got,) = run(model, [[20]], ids=[sequences()[0][:20]])
+    assert got.shape == (20, tiny.VOCAB)
+    assert got.max() < 9 * 96
+
+
+@pytest.fixture
+def spec(folder: Path) -> Iterator:
+    return stepping.load_spec(loaded("llama", folder), 2, 64)
+
+
+def test_memory_is_planned_exactly(spec):
+    plan = backend().plan_memory(spec)
+    executor = backend().load(spec)
+    tiles = {name: -(-w.shape[0] // 16) * 16 for name, w in spec.weights.items()}  # 16 rows each, or 16 values
+    assert plan.weights == sum(
+        4 * tiles[name] * (w.shape[1] if len(w.shape) > 1 else 1) for name, w in spec.weights.items()
+    )
+    layers, heads = 3, 2 * 16
+    assert plan.kv_per_block == (layers * 32 * heads * 4 * 2,)
+    arena = int(re.search(r"arena (\d+) bytes", executor.dump())[1])
+    assert 0 < arena < plan.arena - 2 * (4 << 20)  # beside it: scratch of two threads
+
+
+def test_progress_is_told_and_ends_at_one(spec):
+    seen: list[float] = []
+    backend().load(spec, seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+
+
+def test_fingerprints_tell_apart_what_gives_other_bits(spec):
+    first = backend().load(spec).fingerprint
+    assert first == backend(num_threads=1).load(spec).fingerprint
+    changed = [replace(spec, kv_type="bf16"), replace(spec, digest="another file")]
+    others = [backend().load(other).fingerprint for other in changed]
+    others.append(backend(isa="generic").load(spec).fingerprint)
+    assert len({first, *others}) == 4
+
+
+def test_an_op_without_a_kernel_is_named(folder: Path):
+    model = loaded("mixtral", folder)
+    with pytest.raises(UnsupportedModel, match="'(route|expert_linear|combine)'|cannot be packed"):
+        backend().load(stepping.load_spec(model, 1, 32))
+
+
+def test_a_step_must_be_sampled_before_the_next(spec, folder: Path):
+    executor = backend().load(spec)
+    pending = []
+
+    def run_step(batch):
+        pending.append(executor.submit(batch))
+        return np.zeros((batch.logit_rows.size, 1), np.float32)
+
+    stepping.run(run_step, spec.groups, [[1, 2, 3, 4]], [[2], [2]])
+    with pytest.raises(InternalError, match="before the next"):
+        pending[0].logits()
+    assert pending[1].logits().shape == (2, tiny.VOCAB)
+    executor.close()
+    with pytest.raises(InternalError, match="closed"):
+        executor.dump()
+
+
+def test_a_step_beyond_the_limits_is_refused(spec):
+    executor = backend().load(replace(spec, max_tokens=3))
+    with pytest.raises(InternalError, match="4 tokens"):
+        stepping.run(stepping.on_executor(executor), spec.groups, [[1, 2, 3, 4]], [[4]])
+
+
+def test_an_unknown_instruction_set_is_refused():
+    with pytest.raises(ConfigError, match="'z80'"):
+        CpuBackend(BackendConfig(num_threads=1, isa="z80"))
+
+
+def test_profiling_shows_each_phase(spec):
+    executor = CpuBackend(BackendConfig(num_threads=2, profile=True)).load(spec)
+    stepping.run(stepping.on_executor(executor), spec.groups, [[1, 2, 3]], [[2], [1]])
+    times = executor.dump().split("mean us\n")[1].splitlines()
+    assert times[-1].split()[:2] == ["head", "2"]
+    assert all(line.split()[1] == "2" for line in times)
