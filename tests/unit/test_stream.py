@@ -129,6 +129,13 @@ def test_empty_stop_strings_mean_nothing() -> None:
     assert pieces([b"ab"], stop=("",)) == (["ab", ""], None)
 
 
+def test_stop_strings_in_the_first_tokens_do_not_count() -> None:
+    tokens: list[bytes | None] = [b"ab", b"ab", b"xab"]
+    assert pieces(list(tokens), stop=("ab",), min_tokens=2) == (["ab", "ab", "x"], "ab")
+    assert pieces(list(tokens), stop=("ba",), min_tokens=1) == (["ab", "a", "bxa", "b"], None)
+    assert pieces([b"a", None, b"a"], stop=("a",), min_tokens=2) == (["a", "", ""], "a")
+
+
 @pytest.mark.parametrize("stop", [(), ("aaaaaaaaaaaaaaaaaaab",) * 4])
 def test_time_does_not_grow_with_the_text(stop: tuple[str, ...]) -> None:
     stream = TextStream(Bytes([b"aaaa"]), stop=stop)  # type: ignore[arg-type]

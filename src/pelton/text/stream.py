@@ -89,10 +89,13 @@ class TextStream:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special: bool = True,
+        min_tokens: int = 0,
     ) -> None:
-        """`skip_special`: control tokens give no text."""
+        """`skip_special`: control tokens give no text. `min_tokens`: in the text of the first so many tokens no stop
+        string is looked for."""
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._num_exempt = min_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = StopStrings(stop, include=include_stop)
 
@@ -103,9 +106,12 @@ class TextStream:
 
     def feed(self, token_id: int) -> str:
         """The text that is certain now that `token_id` has come; often empty."""
+        is_exempt = self._num_exempt > 0
+        self._num_exempt -= is_exempt
         if self._skip_special and self._tokenizer.is_control(token_id):
             return ""
-        return self._stops.feed(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+        text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        return text if is_exempt else self._stops.feed(text)
 
     def finish(self) -> str:
         """The rest: text that was held back, and U+FFFD for a character that was never completed."""

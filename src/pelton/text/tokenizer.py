@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pelton.errors import FormatError, InvalidRequest, UnsupportedModel
 from pelton.text.pretokenizers import pre_tokenizer
 
@@ -85,7 +87,7 @@ class Tokenizer:
         if self._kind not in ("gpt2", "llama"):
             raise UnsupportedModel(f"tokenizer.ggml.model is {self._kind!r}; Pelton reads gpt2 and llama")
         self._texts: Sequence[str] = _array(metadata, "tokens")
-        self._types: list[int] = [int(kind) for kind in _array(metadata, "token_type", len(self._texts), NORMAL)]
+        self._types: list[int] = np.asarray(_array(metadata, "token_type", len(self._texts), NORMAL)).tolist()
         self.vocab_size = len(self._texts)
         """Number of token ids: those of [0, vocab_size) exist."""
         self._mark_turn_ends()
@@ -311,7 +313,7 @@ def _build_spm(metadata: Mapping[str, Any], texts: Sequence[str], types: Sequenc
 
     if metadata.get("tokenizer.ggml.precompiled_charsmap") is not None:
         raise UnsupportedModel("tokenizer.ggml.precompiled_charsmap: this vocabulary normalises text; Pelton cannot")
-    scores = _array(metadata, "scores", len(texts))
+    scores: list[float] = np.asarray(_array(metadata, "scores", len(texts))).tolist()
     vocabulary = _vocabulary(texts, types)
     missing = [byte for byte in range(256) if f"<0x{byte:02X}>" not in vocabulary]
     if missing:

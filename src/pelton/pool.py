@@ -1,0 +1,132 @@
+"""Which models are loaded. What dialects and the library know of everything below is here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from pelton.config import Config
+from pelton.engine.client import EngineClient
+from pelton.errors import ModelNotFound, Unavailable
+from pelton.formats import checkpoint
+from pelton.formats.checkpoint import Checkpoint
+from pelton.hub.pull import pull
+from pelton.hub.source import Progress
+from pelton.service import Service
+from pelton.text.tokenizer import Tokenizer
+
+__all__ = ["Loading", "ModelCard", "Pool", "Progress", "Report"]
+
+
+class Loading(msgspec.Struct, frozen=True):
+    """A model is being loaded; `share` of it is, 0 to 1."""
+
+    name: str
+    share: float
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """A loaded model, for listings."""
+
+    id: str
+    created: int
+    """Seconds since 1970: when its file was written."""
+    context: int
+
+
+Report = Callable[[Progress | Loading], None]
+"""Hears of a pull and then of a load. Called from other threads too."""
+
+
+class Pool:
+    """The loaded models by the names that clients use. All methods belong to one event loop.
+
+    A model that is loaded under a name is found by that name only. `load` fetches and loads; `get` and the listings
+    see what is loaded, so that a client's request cannot make a server load anything.
+    """
+
+    def __init__(self, config: Config, *, in_process: bool = False) -> None:
+        """`in_process`: engines run in this process, in the event loop's thread."""
+        self._config = config
+        self._in_process = in_process
+        self._loads: dict[str, asyncio.Task[Service]] = {}
+        self._is_closed = False
+
+    async def load(self, model: str, report: Report = lambda event: None, *, name: str | None = None) -> Service:
+        """Fetch `model` (a catalogue's name, a hub's name, or a path) if it is not here, and load it. `name`: what
+        clients call it; without it, `model`.
+
+        Two loads of one name are one. Raises what went wrong; a later load tries again.
+        """
+        name = name or model
+        if self._is_closed:
+            raise Unavailable("the pool is closed")
+        task = self._loads.get(name)
+        if task is None:
+            task = self._loads[name] = asyncio.create_task(self._load(name, model, report), name=f"load {name}")
+            task.add_done_callback(lambda task: self._forget_failed(name, task))
+        return await asyncio.shield(task)
+
+    async def get(self, name: str) -> Service:
+        """The service of a loaded model; waits for one that is being loaded. Raises `ModelNotFound`."""
+        task = self._loads.get(name)
+        if task is None:
+            loaded = ", ".join(sorted(self._loads)) or "none"
+            raise ModelNotFound(f"the model {name[:200]!r} is not loaded here; loaded: {loaded}", param="model")
+        return await asyncio.shield(task)
+
+    def models(self) -> list[ModelCard]:
+        """The loaded models, by name."""
+        return [_card(service) for service in sorted(self._services(), key=lambda service: service.name)]
+
+    def model(self, name: str) -> ModelCard:
+        """One loaded model. Raises `ModelNotFound`."""
+        for service in self._services():
+            if service.name == name:
+                return _card(service)
+        raise ModelNotFound(f"the model {name[:200]!r} is not loaded here", param="model")
+
+    async def close(self) -> None:
+        """End all engines; loads under way are given up. May be called twice."""
+        self._is_closed = True
+        tasks, self._loads = list(self._loads.values()), {}
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Service):
+                await result.close()
+
+    def _forget_failed(self, name: str, task: asyncio.Task[Service]) -> None:
+        if (task.cancelled() or task.exception() is not None) and self._loads.get(name) is task:
+            del self._loads[name]
+
+    def _services(self) -> list[Service]:
+        done = [task for task in self._loads.values() if task.done() and not task.cancelled()]
+        return [task.result() for task in done if task.exception() is None]
+
+    async def _load(self, name: str, model: str, report: Report) -> Service:
+        path = await asyncio.to_thread(pull, model, self._config.hub, report)
+        report(Loading(name, 0.0))
+        client = EngineClient(path, self._config.engine, in_process=self._in_process)
+        try:
+            # The engine loads in its own process while the vocabulary is built here.
+            text = asyncio.create_task(asyncio.to_thread(_open_text, path))
+            await asyncio.gather(client.start(lambda share: report(Loading(name, share))), text)
+            opened, tokenizer = text.result()
+        except BaseException:
+            await client.close()
+            raise
+        report(Loading(name, 1.0))
+        return Service(name, path, tokenizer, opened.metadata, client)
+
+
+def _open_text(path: Path) -> tuple[Checkpoint, Tokenizer]:
+    opened = checkpoint.open(path)
+    return opened, Tokenizer(opened.metadata)
+
+
+def _card(service: Service) -> ModelCard:
+    return ModelCard(id=service.name, created=int(service.path.stat().st_mtime), context=service.context)

@@ -1,0 +1,315 @@
+"""Where text meets tokens: one `Service` per loaded model.
+
+A request is rendered, encoded and checked, its ids go to the engine, and the ids that come back become text. Whatever
+is wrong with a request is raised before its first event, so that a server can still choose the status line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from pelton.engine.client import error_of
+from pelton.engine.protocol import EngineInfo
+from pelton.errors import ContextLengthExceeded, InternalError, InvalidRequest
+from pelton.request import (
+    Accepted,
+    Done,
+    EngineRequest,
+    ErrorEvent,
+    Event,
+    Finish,
+    Request,
+    SamplingParams,
+    TextDelta,
+    TextDone,
+    TextEvent,
+    TextFinish,
+    TokenEvent,
+    TokenText,
+    Usage,
+)
+from pelton.text.chat import ChatTemplate
+from pelton.text.stream import TextStream
+from pelton.text.tokenizer import Tokenizer
+
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+MAX_STOPS = 64
+MAX_STOP_LENGTH = 1024
+MAX_LOGIT_BIAS = 4096
+
+
+class Engine(Protocol):
+    """What a service needs of an engine's client."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is loaded."""
+        ...
+
+    def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
+        """The events of a request; closing them early aborts it."""
+        ...
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """End a request, or one of its choices."""
+        ...
+
+    async def close(self) -> None:
+        """End the engine."""
+        ...
+
+
+class Service:
+    """One loaded model: requests in, text events out. All methods belong to one event loop."""
+
+    def __init__(
+        self, name: str, path: Path, tokenizer: Tokenizer, metadata: Mapping[str, Any], engine: Engine
+    ) -> None:
+        self.name = name
+        self.path = path
+        self.tokenizer = tokenizer
+        self.engine = engine
+        self._metadata = metadata
+        self._template: ChatTemplate | None = None
+
+    @property
+    def context(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return self.engine.info.context
+
+    @property
+    def fingerprint(self) -> str:
+        """The numerics fingerprint: equal fingerprints give equal bits."""
+        return self.engine.info.fingerprint
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids of [0, vocab_size) may be used in requests."""
+        return min(self.tokenizer.vocab_size, self.engine.info.vocab_size)
+
+    async def encode(self, request: Request) -> list[int]:
+        """The prompt's ids, begin token included. A `prompt` is plain text: control tokens in it stay text."""
+        given = [request.messages is not None, request.prompt is not None, request.prompt_ids is not None]
+        if sum(given) != 1:
+            raise InvalidRequest("exactly one of messages, prompt and prompt_ids must be given", param="messages")
+        if request.prompt_ids is not None:
+            _check_ids(request.prompt_ids, self.vocab_size, "prompt")
+            return list(request.prompt_ids)
+        return await asyncio.to_thread(self._encode_text, request)
+
+    async def generate(self, request: Request) -> AsyncGenerator[TextEvent, None]:
+        """Start a request. What is wrong with it is raised by awaiting this; the stream that it gives then ends in
+        one `TextDone`, or raises what went wrong. Closing the stream early aborts the request.
+
+        `max_tokens` over what the context has left is cut to that; the choice then ends with reason "length".
+        """
+        check_sampling(request.sampling, self.vocab_size)
+        prompt_ids = await self.encode(request)
+        sampling = self._complete(request.sampling, len(prompt_ids))
+        engine_request = EngineRequest(
+            id=request.id,
+            prompt_ids=prompt_ids,
+            sampling=msgspec.structs.replace(sampling, stop=()),
+            end_ids=self.tokenizer.end_ids,
+        )
+        events = _Answer(self, engine_request, sampling).events()
+        await anext(events)  # The acceptance. From here on, closing `events` aborts the request.
+        return events
+
+    async def close(self) -> None:
+        """End the engine; requests in flight get `Unavailable`."""
+        await self.engine.close()
+
+    def _encode_text(self, request: Request) -> list[int]:
+        if request.prompt is not None:
+            return self.tokenizer.encode(request.prompt, add_special=True)
+        if self._template is None:
+            self._template = ChatTemplate.from_metadata(self._metadata, self.tokenizer)
+        assert request.messages is not None
+        prompt = self._template.render(
+            request.messages,
+            tools=request.tools,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            template_kwargs=request.template_kwargs,
+        )
+        return self.tokenizer.encode_segments(prompt.segments)
+
+    def _complete(self, sampling: SamplingParams, num_prompt: int) -> SamplingParams:
+        """With a seed, and with `max_tokens` that fits the context."""
+        if num_prompt == 0:
+            raise InvalidRequest("the prompt is empty", param="prompt")
+        room = self.context - num_prompt
+        if room < 1:
+            raise ContextLengthExceeded(
+                f"the prompt has {num_prompt} tokens, but the context of this model is {self.context} tokens "
+                "and an answer needs one at least",
+                param="messages",
+            )
+        limit = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        top_k = max(sampling.top_k, 0)
+        return msgspec.structs.replace(
+            sampling, max_tokens=limit, min_tokens=min(sampling.min_tokens, limit), seed=seed, top_k=top_k
+        )
+
+
+@dataclass
+class _Choice:
+    """One choice under way."""
+
+    stream: TextStream
+    num_tokens: int = 0
+    """Tokens so far, the one that ended it included."""
+    num_unsent: int = 0
+    """Tokens whose text was held back."""
+    is_finished: bool = False
+
+
+class _Answer:
+    """A request under way: the engine's events -> text events."""
+
+    def __init__(self, service: Service, request: EngineRequest, sampling: SamplingParams) -> None:
+        self._engine = service.engine
+        self._tokenizer = service.tokenizer
+        self._request = request
+        self._wants_logprobs = sampling.logprobs is not None
+        self._stop_ids = frozenset(sampling.stop_token_ids)
+        self._choices = [
+            _Choice(
+                TextStream(
+                    service.tokenizer,
+                    stop=sampling.stop,
+                    include_stop=sampling.include_stop_str_in_output,
+                    skip_special=sampling.skip_special_tokens,
+                    min_tokens=sampling.min_tokens,
+                )
+            )
+            for _ in range(sampling.n)
+        ]
+
+    async def events(self) -> AsyncGenerator[TextEvent, None]:
+        """First an empty piece, once the engine has accepted the request; then its events."""
+        stream = self._engine.submit(self._request)
+        try:
+            async for event in stream:
+                match event:
+                    case Accepted():
+                        yield TextDelta(choice=0, text="")
+                    case TokenEvent():
+                        for piece in self._take(event):
+                            yield piece
+                    case Finish():
+                        for piece in self._end(event):
+                            yield piece
+                    case Done(usage=usage):
+                        yield TextDone(usage=self._count(usage))
+                        return
+                    case ErrorEvent():
+                        raise error_of(event)
+            raise InternalError("the engine's events ended without a last one")
+        finally:
+            if (close := getattr(stream, "aclose", None)) is not None:
+                await close()
+
+    def _take(self, event: TokenEvent) -> list[TextEvent]:
+        choice = self._choices[event.choice]
+        if choice.is_finished:  # A stop string has ended it; the engine hears of it only now.
+            return []
+        choice.num_tokens += 1
+        choice.num_unsent += 1
+        text = choice.stream.feed(event.token_id)
+        tokens = (self._token_text(event),) if self._wants_logprobs else ()
+        pieces = self._piece(event.choice, text, tokens)
+        if choice.stream.stopped_by is not None:
+            self._engine.abort(self._request.id, event.choice)
+            pieces += self._finish(event.choice, TextFinish(choice=event.choice, reason="stop"))
+        return pieces
+
+    def _end(self, event: Finish) -> list[TextEvent]:
+        choice = self._choices[event.choice]
+        if choice.is_finished:
+            return []
+        choice.num_tokens += event.stop_id is not None
+        stop = event.stop_id if event.stop_id in self._stop_ids else None
+        return self._finish(event.choice, TextFinish(choice=event.choice, reason=event.reason, stop=stop))
+
+    def _finish(self, index: int, finish: TextFinish) -> list[TextEvent]:
+        choice = self._choices[index]
+        choice.is_finished = True
+        pieces = self._piece(index, choice.stream.finish(), ())
+        if choice.stream.stopped_by is not None:
+            finish = TextFinish(choice=index, reason="stop", stop=choice.stream.stopped_by)
+        return [*pieces, finish]
+
+    def _piece(self, index: int, text: str, tokens: tuple[TokenText, ...]) -> list[TextEvent]:
+        if not text and not tokens:
+            return []
+        num_tokens, self._choices[index].num_unsent = self._choices[index].num_unsent, 0
+        return [TextDelta(choice=index, text=text, tokens=tokens, num_tokens=num_tokens)]
+
+    def _token_text(self, event: TokenEvent) -> TokenText:
+        def named(id: int, logprob: float, top: tuple[TokenText, ...] = ()) -> TokenText:
+            data = self._tokenizer.token_bytes(id)
+            return TokenText(id=id, text=data.decode("utf-8", "replace"), bytes=data, logprob=logprob, top=top)
+
+        if event.logprob is None:
+            raise InternalError("the engine sent a token without the logprob that was asked for")
+        return named(event.token_id, event.logprob, tuple(named(each.id, each.logprob) for each in event.top))
+
+    def _count(self, usage: Usage) -> Usage:
+        """What the engine counted, but without tokens that it made after a stop string was found."""
+        return msgspec.structs.replace(usage, completion_tokens=sum(choice.num_tokens for choice in self._choices))
+
+
+def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
+    """Raise `InvalidRequest`, with `param` set, for the first parameter that is out of its range."""
+    _check_range("n", sampling.n, 1, MAX_CHOICES)
+    if sampling.max_tokens is not None:
+        _check_range("max_tokens", sampling.max_tokens, 1, math.inf)
+    _check_range("min_tokens", sampling.min_tokens, 0, math.inf if sampling.max_tokens is None else sampling.max_tokens)
+    _check_range("temperature", sampling.temperature, 0, 2)
+    _check_range("top_p", sampling.top_p, 0, 1)
+    _check_range("top_k", sampling.top_k, -1, 2**31 - 1)
+    _check_range("min_p", sampling.min_p, 0, 1)
+    _check_range("presence_penalty", sampling.presence_penalty, -2, 2)
+    _check_range("frequency_penalty", sampling.frequency_penalty, -2, 2)
+    _check_range("repetition_penalty", sampling.repetition_penalty, 0.01, 100)
+    if sampling.seed is not None:
+        _check_range("seed", sampling.seed, -(2**63), 2**64 - 1)
+    if sampling.logprobs is not None:
+        _check_range("logprobs", sampling.logprobs, 0, MAX_LOGPROBS)
+    if len(sampling.stop) > MAX_STOPS:
+        raise InvalidRequest(f"stop has {len(sampling.stop)} strings, over {MAX_STOPS}", param="stop")
+    for stop in sampling.stop:
+        if not 1 <= len(stop) <= MAX_STOP_LENGTH:
+            message = f"a stop string has {len(stop)} characters, must have 1 to {MAX_STOP_LENGTH}"
+            raise InvalidRequest(message, param="stop")
+    _check_ids(sampling.stop_token_ids, vocab_size, "stop_token_ids")
+    _check_ids(tuple(sampling.logit_bias), vocab_size, "logit_bias")
+    if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
+        message = f"logit_bias has {len(sampling.logit_bias)} entries, over {MAX_LOGIT_BIAS}"
+        raise InvalidRequest(message, param="logit_bias")
+    for bias in sampling.logit_bias.values():
+        _check_range("logit_bias", bias, -100, 100)
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # Not a number is in no range.
+        limits = f"at least {low}" if high == math.inf else f"from {low} to {high}"
+        raise InvalidRequest(f"{name} is {value}, must be {limits}", param=name)
+
+
+def _check_ids(ids: tuple[int, ...], vocab_size: int, name: str) -> None:
+    for id in ids:
+        if not 0 <= id < vocab_size:
+            raise InvalidRequest(f"{name}: token id {id} is not from 0 to {vocab_size - 1}", param=name)

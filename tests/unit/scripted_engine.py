@@ -1,0 +1,78 @@
+"""An engine that says what a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from pelton.engine.protocol import EngineInfo
+from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Event, Finish, Logprob, TokenEvent, Usage
+
+Script = Callable[[EngineRequest], list[Event]]
+
+
+def info(*, vocab_size: int = 10**6, context: int = 1000) -> EngineInfo:
+    return EngineInfo(
+        vocab_size=vocab_size,
+        context=context,
+        fingerprint="scripted",
+        max_sequences=8,
+        kv_tokens=10_000,
+        weight_bytes=0,
+        kv_bytes=0,
+        arena_bytes=0,
+    )
+
+
+@dataclass
+class ScriptedEngine:
+    """Sends the events of `script` after the acceptance, then `Done`; or `refusal` at once."""
+
+    script: Script
+    info: EngineInfo = field(default_factory=info)
+    refusal: ErrorEvent | None = None
+    hangs: bool = False
+    requests: list[EngineRequest] = field(default_factory=list)
+    aborts: list[tuple[str, int | None]] = field(default_factory=list)
+    num_open: int = 0
+    is_closed: bool = False
+
+    async def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
+        self.requests.append(request)
+        if self.refusal is not None:
+            yield self.refusal
+            return
+        self.num_open += 1
+        try:
+            yield Accepted(request.id)
+            for event in self.script(request):
+                await asyncio.sleep(0)
+                yield event
+            if self.hangs:
+                await asyncio.sleep(3600)
+            yield Done(request.id, Usage(prompt_tokens=len(request.prompt_ids), completion_tokens=99, cached_tokens=1))
+        finally:
+            self.num_open -= 1
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        self.aborts.append((request_id, choice))
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+def saying(*choices: list[int], stop_id: int | None = 2, logprobs: bool = False) -> Script:
+    """Each choice says its tokens, one token of each in turn, then ends."""
+
+    def script(request: EngineRequest) -> list[Event]:
+        events: list[Event] = []
+        for at in range(max(map(len, choices))):
+            for number, ids in enumerate(choices):
+                if at < len(ids):
+                    top = (Logprob(ids[at], -0.5), Logprob(0, -2.0)) if logprobs else ()
+                    events.append(TokenEvent(request.id, number, ids[at], -0.5 if logprobs else None, top))
+        reason = "length" if stop_id is None else "stop"
+        return events + [Finish(request.id, number, reason, stop_id) for number in range(len(choices))]
+
+    return script

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scripted_engine import ScriptedEngine, saying
+from vocabularies import byte_level
+
+from pelton import config, pool
+from pelton.errors import FormatError, HubError, InsufficientMemory, ModelNotFound, Unavailable
+from pelton.formats import gguf
+from pelton.pool import Loading, Pool, Progress
+from pelton.request import Request
+
+
+class Client(ScriptedEngine):
+    """Stands in for the client of an engine process."""
+
+    made: list[Client] = []  # noqa: RUF012
+    failures: list[Exception] = []  # noqa: RUF012
+
+    def __init__(self, path: Path, engine: config.EngineConfig, *, in_process: bool = False) -> None:
+        super().__init__(saying([5]))
+        self.arguments = (path, engine, in_process)
+        self.made.append(self)
+
+    async def start(self, progress: Any) -> None:
+        progress(0.5)
+        await asyncio.sleep(0.01)
+        if self.failures:
+            raise self.failures.pop()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "m.gguf"
+    gguf.write(path, byte_level() | {"general.architecture": "llama"}, [])
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def client(monkeypatch: pytest.MonkeyPatch) -> type[Client]:
+    monkeypatch.setattr(pool, "EngineClient", Client)
+    monkeypatch.setattr(Client, "made", [])
+    monkeypatch.setattr(Client, "failures", [])
+    return Client
+
+
+def make(tmp_path: Path, **options: Any) -> Pool:
+    return Pool(config.load(home=tmp_path, offline=True, threads=3), **options)
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(coroutine, 20))
+
+
+def test_load_get_and_close(tmp_path: Path, model: str) -> None:
+    seen: list[Progress | Loading] = []
+
+    async def use() -> None:
+        models = make(tmp_path, in_process=True)
+        with pytest.raises(ModelNotFound, match="loaded: none") as caught:
+            await models.get("small")
+        assert caught.value.param == "model"
+        service = await models.load(model, seen.append, name="small")
+        assert await models.get("small") is service
+        assert [card.id for card in models.models()] == ["small"]
+        assert models.model("small").context == service.context
+        with pytest.raises(ModelNotFound, match="loaded: small"):
+            await models.get(model)
+        with pytest.raises(ModelNotFound):
+            models.model("other")
+        events = await service.generate(Request(id="r", model="small", prompt="Hello"))
+        assert [event async for event in events]
+        await models.close()
+        await models.close()
+        assert models.models() == []
+        with pytest.raises(Unavailable):
+            await models.load(model)
+
+    run(use())
+    assert [event for event in seen if isinstance(event, Loading)] == [
+        Loading("small", 0.0),
+        Loading("small", 0.5),
+        Loading("small", 1.0),
+    ]
+    (only,) = Client.made
+    assert only.is_closed
+    assert (str(only.arguments[0]), only.arguments[1].threads, only.arguments[2]) == (model, 3, True)
+
+
+def test_two_loads_at_once_are_one(tmp_path: Path, model: str) -> None:
+    async def use() -> None:
+        models = make(tmp_path)
+        first = asyncio.create_task(models.load(model))
+        await asyncio.sleep(0)
+        services = await asyncio.gather(first, models.load(model), models.get(model))
+        assert len({id(service) for service in services}) == 1
+        assert len(Client.made) == 1
+        other = await models.load(model, name="other")
+        assert other is not services[0]
+        assert [card.id for card in models.models()] == sorted([model, "other"])
+        await models.close()
+        assert all(client.is_closed for client in Client.made)
+
+    run(use())
+
+
+def test_a_load_that_fails_tells_all_and_can_be_tried_again(tmp_path: Path, model: str) -> None:
+    Client.failures.append(InsufficientMemory("too big"))
+
+    async def use() -> None:
+        models = make(tmp_path)
+        results = await asyncio.gather(models.load(model), models.load(model), return_exceptions=True)
+        assert [type(result) for result in results] == [InsufficientMemory, InsufficientMemory]
+        assert Client.made[0].is_closed
+        with pytest.raises(ModelNotFound):
+            await models.get(model)
+        await models.load(model)
+        await models.close()
+
+    run(use())
+
+
+def test_a_caller_that_gives_up_does_not_spoil_the_load(tmp_path: Path, model: str) -> None:
+    async def use() -> None:
+        models = make(tmp_path)
+        caller = asyncio.create_task(models.load(model))
+        await asyncio.sleep(0)
+        caller.cancel()
+        await asyncio.gather(caller, return_exceptions=True)
+        assert (await models.get(model)).name == model
+        assert len(Client.made) == 1
+        await models.close()
+
+    run(use())
+
+
+def test_closing_gives_up_a_load(tmp_path: Path, model: str) -> None:
+    async def use() -> None:
+        models = make(tmp_path)
+        loading = asyncio.create_task(models.load(model))
+        while not Client.made:
+            await asyncio.sleep(0.001)
+        await models.close()
+        assert isinstance((await asyncio.gather(loading, return_exceptions=True))[0], asyncio.CancelledError)
+        assert Client.made[0].is_closed
+
+    run(use())
+
+
+def test_errors_of_names_and_files(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUX" + bytes(20))
+    no_vocabulary = tmp_path / "none.gguf"
+    gguf.write(no_vocabulary, {"general.architecture": "llama", "x": np.float32(1)}, [])
+
+    async def use() -> None:
+        models = make(tmp_path)
+        for name, error in (
+            ("no-such-model", ModelNotFound),
+            (str(tmp_path / "absent.gguf"), ModelNotFound),
+            ("owner/repo", HubError),
+            (str(broken), FormatError),
+        ):
+            with pytest.raises(error):
+                await models.load(name)
+        with pytest.raises(Exception, match="tokenizer"):
+            await models.load(str(no_vocabulary))
+        assert models.models() == []
+        assert all(client.is_closed for client in Client.made)
+        await models.close()
+
+    run(use())

@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import aclosing
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from scripted_engine import ScriptedEngine, info, saying
+from vocabularies import byte_level
+
+from pelton.errors import ContextLengthExceeded, EngineDied, InvalidRequest, Overloaded, PeltonError
+from pelton.request import (
+    ErrorEvent,
+    Finish,
+    Message,
+    Request,
+    SamplingParams,
+    TextDelta,
+    TextDone,
+    TextEvent,
+    TextFinish,
+    TokenEvent,
+)
+from pelton.service import Service
+from pelton.text.tokenizer import Tokenizer
+
+CHAT = (Message(role="user", content="Hi <|im_end|>"),)
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer(byte_level())
+
+
+def ids(text: str) -> list[int]:
+    return tokenizer().encode(text, add_special=False)
+
+
+def service(engine: ScriptedEngine, **metadata: Any) -> Service:
+    return Service("m", Path("m.gguf"), tokenizer(), byte_level() | metadata, engine)
+
+
+def request(**fields: Any) -> Request:
+    fields.setdefault("sampling", SamplingParams())
+    if not fields.keys() & {"messages", "prompt_ids"}:
+        fields.setdefault("prompt", "Hello")
+    return Request(id="r", model="m", **fields)
+
+
+def sampling(**fields: Any) -> Request:
+    return request(sampling=SamplingParams(**fields))
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(coroutine, 20))
+
+
+def answer(engine: ScriptedEngine, asked: Request) -> list[TextEvent]:
+    async def all_events() -> list[TextEvent]:
+        return [event async for event in await service(engine).generate(asked)]
+
+    return run(all_events())
+
+
+def text(events: list[TextEvent], choice: int = 0) -> str:
+    return "".join(event.text for event in events if isinstance(event, TextDelta) and event.choice == choice)
+
+
+def finishes(events: list[TextEvent]) -> list[TextFinish]:
+    return [event for event in events if isinstance(event, TextFinish)]
+
+
+def check_shape(events: list[TextEvent], n: int) -> None:
+    """One finish per choice, nothing of a choice after its finish, one done at the very end."""
+    ended: set[int] = set()
+    for event in events[:-1]:
+        assert not isinstance(event, TextDone)
+        assert event.choice not in ended
+        if isinstance(event, TextFinish):
+            ended.add(event.choice)
+    assert ended == set(range(n))
+    assert isinstance(events[-1], TextDone)
+
+
+def test_a_plain_answer() -> None:
+    engine = ScriptedEngine(saying(ids("The quick 😀 fox")))
+    events = answer(engine, request(prompt="<|im_end|> hi"))
+    check_shape(events, 1)
+    assert text(events) == "The quick 😀 fox"
+    assert finishes(events) == [TextFinish(choice=0, reason="stop")]
+    sent = engine.requests[0]
+    assert sent.prompt_ids == ids("<|im_end|> hi")
+    assert not set(sent.prompt_ids) & {0, 1, 2}
+    assert sent.end_ids == (0, 2)
+    usage = events[-1].usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(sent.prompt_ids), len(ids("The quick 😀 fox")) + 1)
+    assert (usage.cached_tokens, engine.num_open, engine.aborts) == (1, 0, [])
+    num_tokens = sum(event.num_tokens for event in events if isinstance(event, TextDelta))
+    assert num_tokens == len(ids("The quick 😀 fox"))
+
+
+def test_a_chat_goes_through_the_template() -> None:
+    engine = ScriptedEngine(saying(ids("x")))
+    answer(engine, request(messages=CHAT))
+    sent = engine.requests[0].prompt_ids
+    assert [id for id in sent if id < 3] == [1, 2, 1]
+    assert tokenizer().decode(sent, skip_special=False).startswith("<|im_start|>user\nHi <|im_end|><|im_end|>\n")
+    answer(engine, request(prompt_ids=(5, 6, 1)))
+    assert engine.requests[1].prompt_ids == [5, 6, 1]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_several_choices_with_stop_strings(n: int) -> None:
+    words = ["one. two", "three four", "a.b"][:n]
+    engine = ScriptedEngine(saying(*map(ids, words)))
+    events = answer(engine, sampling(n=n, stop=(".",)))
+    check_shape(events, n)
+    assert [text(events, choice) for choice in range(n)] == ["one", "three four", "a"][:n]
+    assert (
+        sorted((f.choice, f.reason, f.stop) for f in finishes(events))
+        == [
+            (0, "stop", "."),
+            (1, "stop", None),
+            (2, "stop", "."),
+        ][:n]
+    )
+    assert sorted(engine.aborts) == [("r", 0), ("r", 2)][: (n + 1) // 2]
+    assert engine.requests[0].sampling.stop == ()
+    counts = [len(ids("one.")), len(ids("three four")) + 1, len(ids("a."))][:n]
+    assert events[-1].usage.completion_tokens == sum(counts)
+
+
+def test_stop_string_found_in_the_flushed_end() -> None:
+    broken = ids("é")[0]
+    events = answer(ScriptedEngine(saying([*ids("ab"), broken])), sampling(stop=("\ufffd",)))
+    assert (text(events), finishes(events)[0].stop) == ("ab", "\ufffd")
+    events = answer(
+        ScriptedEngine(saying([*ids("ab"), broken], stop_id=None)), sampling(include_stop_str_in_output=True)
+    )
+    assert (text(events), finishes(events)[0].reason) == ("ab\ufffd", "length")
+
+
+def test_held_text_is_flushed() -> None:
+    events = answer(ScriptedEngine(saying(ids("ab<"))), sampling(stop=("<end>",)))
+    assert (text(events), finishes(events)[0].stop) == ("ab<", None)
+
+
+def test_what_ended_a_choice() -> None:
+    stop_id = ids("x")[0]
+    events = answer(ScriptedEngine(saying(ids("ab"), stop_id=stop_id)), sampling(stop_token_ids=(stop_id,)))
+    assert finishes(events) == [TextFinish(choice=0, reason="stop", stop=stop_id)]
+    assert finishes(answer(ScriptedEngine(saying(ids("ab"))), request()))[0].stop is None
+
+
+def test_logprobs() -> None:
+    said = ids("é x")
+    events = answer(ScriptedEngine(saying(said, logprobs=True)), sampling(logprobs=2))
+    tokens = [token for event in events if isinstance(event, TextDelta) for token in event.tokens]
+    assert [token.id for token in tokens] == said
+    assert b"".join(token.bytes for token in tokens) == "é x".encode()
+    assert all(token.logprob == -0.5 and len(token.top) == 2 for token in tokens)
+    assert tokens[0].top[1].text == "<|endoftext|>"
+
+
+def test_special_tokens_in_the_answer() -> None:
+    said = [*ids("a"), 1, *ids("b")]
+    assert text(answer(ScriptedEngine(saying(said)), request())) == "ab"
+    assert text(answer(ScriptedEngine(saying(said)), sampling(skip_special_tokens=False))) == "a<|im_start|>b"
+
+
+def test_limits_and_seeds() -> None:
+    engine = ScriptedEngine(saying(ids("x")), info=info(context=20))
+    num_prompt = len(ids("Hello"))
+    for given, expected in ((None, 20 - num_prompt), (3, 3), (10**9, 20 - num_prompt)):
+        answer(engine, sampling(max_tokens=given, top_k=-1))
+        assert engine.requests[-1].sampling.max_tokens == expected
+        assert engine.requests[-1].sampling.top_k == 0
+    answer(engine, sampling(min_tokens=500))
+    assert engine.requests[-1].sampling.min_tokens == 20 - num_prompt
+    seeds = {each.sampling.seed for each in engine.requests}
+    assert None not in seeds
+    assert len(seeds) == len(engine.requests)
+    for seed in (0, -5, 2**64 - 1):
+        answer(engine, sampling(seed=seed))
+        assert engine.requests[-1].sampling.seed == seed
+
+
+def test_a_prompt_that_does_not_fit() -> None:
+    long = request(prompt_ids=(5,) * 20)
+    with pytest.raises(ContextLengthExceeded, match=r"20 tokens.* 20 tokens"):
+        answer(ScriptedEngine(saying([5]), info=info(context=20)), long)
+    answer(ScriptedEngine(saying([5]), info=info(context=21)), long)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 0),
+        ("n", 10**9),
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("min_tokens", -1),
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", float("nan")),
+        ("top_p", -0.1),
+        ("top_p", 1.1),
+        ("top_k", -2),
+        ("min_p", 1.5),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -2.5),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("inf")),
+        ("seed", 2**64),
+        ("logprobs", -1),
+        ("logprobs", 21),
+        ("stop", ("",)),
+        ("stop", ("x" * 2000,)),
+        ("stop", ("x",) * 100),
+        ("stop_token_ids", (10**7,)),
+        ("stop_token_ids", (-1,)),
+        ("logit_bias", {10**7: 1.0}),
+        ("logit_bias", {5: 101.0}),
+        ("logit_bias", {5: float("nan")}),
+        ("logit_bias", {i % 400: 1.0 for i in range(5000)} | {400 + i: 0.0 for i in range(5000)}),
+    ],
+)
+def test_parameters_out_of_range(field: str, value: Any) -> None:
+    engine = ScriptedEngine(saying([5]))
+    with pytest.raises(InvalidRequest) as caught:
+        answer(engine, sampling(**{field: value}))
+    assert caught.value.param == field
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": ""}, "empty"),
+        ({"prompt_ids": (10**7,)}, "token id 10000000"),
+        ({"prompt_ids": ()}, "empty"),
+        ({"prompt": "x", "prompt_ids": (1,)}, "exactly one"),
+        ({"messages": ()}, "messages is empty"),
+        ({"messages": (Message(role="user"),)}, r"messages\[0\]"),
+    ],
+)
+def test_prompts_that_make_no_sense(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        answer(ScriptedEngine(saying([5])), request(**fields))
+    with pytest.raises(InvalidRequest, match="exactly one"):
+        answer(ScriptedEngine(saying([5])), Request(id="r", model="m"))
+
+
+def test_min_tokens_over_max_tokens() -> None:
+    with pytest.raises(InvalidRequest, match="min_tokens is 5, must be from 0 to 4"):
+        answer(ScriptedEngine(saying([5])), sampling(max_tokens=4, min_tokens=5))
+
+
+def test_a_refusal_by_the_engine_comes_before_the_stream() -> None:
+    for kind, error in (("Overloaded", Overloaded), ("InvalidRequest", InvalidRequest)):
+        engine = ScriptedEngine(saying([5]), refusal=ErrorEvent("r", kind, "because", "p"))
+
+        async def start(engine: ScriptedEngine = engine) -> None:
+            await service(engine).generate(request())
+
+        with pytest.raises(error, match="because") as caught:
+            run(start())
+        assert caught.value.param == "p"
+
+
+def test_an_error_in_the_middle_is_the_last_thing() -> None:
+    script = lambda r: [TokenEvent(r.id, 0, 5), ErrorEvent(r.id, "EngineDied", "it died")]  # noqa: E731
+
+    got: list[TextEvent] = []
+
+    async def consume() -> None:
+        async for event in await service(ScriptedEngine(script)).generate(request()):
+            got.append(event)
+
+    with pytest.raises(EngineDied, match="it died"):
+        run(consume())
+    assert not any(isinstance(event, TextDone | TextFinish) for event in got)
+
+
+def test_an_engine_that_just_stops_talking_is_an_error() -> None:
+    class Mute(ScriptedEngine):
+        async def submit(self, asked):  # type: ignore[no-untyped-def, override]
+            async for event in super().submit(asked):
+                if not isinstance(event, Finish) and msgspec.to_builtins(event)[0] != "done":
+                    yield event
+
+    with pytest.raises(PeltonError, match="without a last one"):
+        answer(Mute(saying([5])), request())
+
+
+@pytest.mark.parametrize("num_read", [0, 1])
+def test_a_consumer_that_goes_away_closes_the_engines_stream(num_read: int) -> None:
+    engine = ScriptedEngine(saying(ids("one two three")), hangs=True)
+
+    async def leave() -> None:
+        async with aclosing(await service(engine).generate(request())) as events:
+            assert engine.num_open == 1
+            for _ in range(num_read):
+                await anext(events)
+        assert engine.num_open == 0
+
+    run(leave())
+
+
+def test_a_cancelled_consumer_closes_the_engines_stream() -> None:
+    engine = ScriptedEngine(saying(ids("one")), hangs=True)
+
+    async def cancel() -> None:
+        async def consume() -> None:
+            async for _ in await service(engine).generate(request()):
+                pass
+
+        task = asyncio.create_task(consume())
+        while engine.num_open == 0:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert engine.num_open == 0
+
+    run(cancel())
+
+
+def test_a_model_without_a_template_completes_but_does_not_chat() -> None:
+    metadata = byte_level()
+    metadata["tokenizer.ggml.tokens"] = [
+        "<|x|>" if t == "<|im_start|>" else t for t in metadata["tokenizer.ggml.tokens"]
+    ]
+    mute = Service("m", Path("m"), Tokenizer(metadata), metadata, ScriptedEngine(saying([5])))
+    with pytest.raises(InvalidRequest, match="use completions"):
+        run(mute.generate(request(messages=CHAT)))
+    assert run(mute.encode(request(prompt="x")))
+
+
+def test_what_a_service_says_of_itself() -> None:
+    engine = ScriptedEngine(saying([5]), info=info(vocab_size=50, context=77))
+    mine = service(engine)
+    assert (mine.context, mine.fingerprint, mine.vocab_size) == (77, "scripted", 50)
+    with pytest.raises(InvalidRequest, match="from 0 to 49"):
+        run(mine.encode(request(prompt_ids=(50,))))
+    run(mine.close())
+    assert engine.is_closed
