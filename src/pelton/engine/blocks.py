@@ -73,6 +73,11 @@ class BlockPool:
             else:
                 self._free.append(block)
 
+    def touch(self, block: int) -> None:
+        """Count an idle block as the most recently used; others as they are."""
+        if block in self._idle:
+            self._idle.move_to_end(block)
+
     def retain(self, block: int) -> None:
         """The cache wants a block, which is in use, to stay when its last holder has gone."""
         self._retained[block] = 1

@@ -127,6 +127,7 @@ class KVMemory:
         """Append a block to each table that begins like its source. The source may be evicted for it, or even be
         the block that is given out: its slots stay as they are until the next step has made its copies."""
         for group, (pool, table, src) in enumerate(zip(self.pools, sequence.tables, sources, strict=True)):
+            pool.touch(src)
             dst = pool.allocate()
             table.append(dst)
             if dst != src:

@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores and memory, under the limits of a container."""
+"""How much memory this process may take, under the limits of its machine and container."""
 
 from __future__ import annotations
 
@@ -6,19 +6,6 @@ import os
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
-
-
-def num_cores() -> int:
-    """Physical cores that this process may run on, at least 1. A second hardware thread of a core counts nothing."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    siblings = {
-        _read(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")) or str(cpu) for cpu in allowed
-    }
-    cores = len(siblings)
-    quota, _, period = (_read(_CGROUP / "cpu.max") or "max").partition(" ")
-    if quota != "max" and period:
-        cores = min(cores, -(-int(quota) // int(period)))
-    return max(1, cores)
 
 
 def free_memory() -> int:

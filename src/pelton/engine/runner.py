@@ -50,11 +50,10 @@ class Runner:
         Raises FormatError, UnsupportedModel, ConfigError or InsufficientMemory before anything big is allocated.
         """
         model = load_model(checkpoint.open(path), config.context)
-        num_threads = config.threads or machine.num_cores()
-        backend = find("cpu", BackendConfig(num_threads, isa=config.isa or None, profile=config.profile))
+        backend = find("cpu", BackendConfig(config.threads, isa=config.isa or None, profile=config.profile))
         spec = _spec(model, config)
         plan = _plan(backend, spec, config)
-        log.info("%s: %s, %d threads", path.name, plan, num_threads)
+        log.info("%s: %s", path.name, plan)
         executor = backend.load(replace(spec, num_blocks=plan.num_blocks, max_context=plan.context), progress)
         return cls(
             executor,

@@ -1,0 +1,130 @@
+"""The scheduler alone: pure policy, simulated over thousands of requests."""
+
+from __future__ import annotations
+
+import random
+
+from toy_executor import prompt, request
+
+from pelton.engine.kv_memory import KVMemory
+from pelton.engine.scheduler import Scheduler
+from pelton.engine.sequence import Sequence, SequenceGroup
+
+
+def make(num_blocks: int = 100, *, is_caching: bool = True, **limits: int) -> Scheduler:
+    settings = {"max_tokens": 64, "max_sequences": 8, "max_queue": 10_000, **limits}
+    memory = KVMemory((None,), (num_blocks,), max_chunk=settings["max_tokens"], is_caching=is_caching)
+    return Scheduler(memory, **settings)
+
+
+def arrive(scheduler: Scheduler, number: int, tokens: list[int], **params: int) -> Sequence:
+    sequence = SequenceGroup(request(str(number), tokens, **params), number).sequences[0]
+    scheduler.add(sequence)
+    return sequence
+
+
+def step(scheduler: Scheduler) -> dict[Sequence, int]:
+    """One step in which every row draws token 1; a sequence ends at its max_tokens."""
+    work = scheduler.schedule()
+    assert sum(work.chunks.values()) <= scheduler.max_tokens
+    assert sum(s.num_slots for s in scheduler.running) <= scheduler.max_sequences
+    chunks, rows = dict(work.chunks), work.rows()
+    scheduler.commit(work)
+    for sequence in rows:
+        sequence.tokens.append(1)
+        if sequence.num_output == sequence.group.request.sampling.max_tokens:
+            scheduler.finish(sequence)
+    return chunks
+
+
+def test_thousands_of_requests_all_end_oldest_admitted_first():
+    rng = random.Random(1)
+    scheduler = make(30)
+    groups: list[SequenceGroup] = []
+    first_run: list[int] = []
+    for number in range(3000):
+        one = request(str(number), prompt(rng.randrange(1, 200), rng.randrange(20)), max_tokens=rng.randrange(1, 20))
+        group = SequenceGroup(one, number)
+        groups.append(group)
+        scheduler.add(group.sequences[0])
+    admitted: set[int] = set()
+    steps = 0
+    while scheduler.has_work:
+        step(scheduler)
+        steps += 1
+        new = sorted({s.group.arrival for s in scheduler.running} - admitted)
+        admitted |= set(new)
+        first_run += new
+        if steps % 50 == 0:
+            scheduler.check()
+    assert first_run == sorted(first_run)
+    assert all(group.is_finished for group in groups)
+    assert scheduler.memory.pools[0].num_used == 0
+    scheduler.check()
+
+
+def test_decodes_come_first_and_prefill_fills_the_rest():
+    scheduler = make(1000)
+    decoding = [arrive(scheduler, i, prompt(4, i), max_tokens=500) for i in range(3)]
+    step(scheduler)
+    huge = arrive(scheduler, 9, prompt(2000, 9))
+    for _ in range(20):
+        chunks = step(scheduler)
+        assert [chunks[s] for s in decoding] == [1, 1, 1]
+        assert chunks[huge] == 61
+
+
+def test_the_oldest_prefill_keeps_a_quarter_and_the_shortest_goes_first():
+    scheduler = make(1000)
+    huge = arrive(scheduler, 0, prompt(2000, 1))
+    middle = arrive(scheduler, 1, prompt(500, 2))
+    short = arrive(scheduler, 2, prompt(30, 3))
+    assert step(scheduler) == {short: 30, middle: 18, huge: 16}
+
+
+def test_the_youngest_is_preempted_and_comes_back_first():
+    scheduler = make(8, is_caching=False)  # 7 blocks
+    old, middle, young = (arrive(scheduler, i, prompt(60, i), max_tokens=100) for i in range(3))
+    for _ in range(3):
+        step(scheduler)
+    late = arrive(scheduler, 3, prompt(5, 3))
+    while not scheduler.num_preempted:
+        step(scheduler)
+    assert [s.state for s in (old, middle, young)] == ["running", "running", "waiting"]
+    assert scheduler.waiting == [young, late]
+    assert young.num_computed == 0
+    assert young.num_output > 0
+    while scheduler.has_work:
+        step(scheduler)
+    assert scheduler.memory.pools[0].num_used == 0
+
+
+def test_a_prompt_waits_for_all_the_memory_that_it_needs():
+    scheduler = make(11, is_caching=False)  # 10 blocks
+    first = arrive(scheduler, 0, prompt(200, 0), max_tokens=5)  # 7 blocks
+    second = arrive(scheduler, 1, prompt(150, 1), max_tokens=5)  # 5 blocks
+    step(scheduler)
+    assert second.state == "waiting"
+    while first.state == "running":
+        step(scheduler)
+    step(scheduler)
+    assert second.state == "running"
+
+
+def test_choices_take_slots_from_the_start():
+    scheduler = make(max_sequences=4)
+    many = arrive(scheduler, 0, prompt(100), n=3)
+    other = arrive(scheduler, 1, prompt(10, 1), n=2)
+    step(scheduler)
+    assert many.state == "running"
+    assert other.state == "waiting"
+
+
+def test_the_queue_counts_free_places_too():
+    scheduler = make(max_sequences=2, max_queue=1)
+    for number in range(3):
+        assert not scheduler.is_full
+        arrive(scheduler, number, prompt(5, number))
+    assert scheduler.is_full
+    step(scheduler)
+    assert scheduler.is_full
