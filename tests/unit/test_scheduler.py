@@ -83,7 +83,7 @@ def test_the_oldest_prefill_keeps_a_quarter_and_the_shortest_goes_first():
 
 
 def test_the_youngest_is_preempted_and_comes_back_first():
-    scheduler = make(8, is_caching=False)  # 7 blocks
+    scheduler = make(8, is_caching=False, max_sequences=3)  # 7 blocks
     old, middle, young = (arrive(scheduler, i, prompt(60, i), max_tokens=100) for i in range(3))
     for _ in range(3):
         step(scheduler)

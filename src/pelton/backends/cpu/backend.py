@@ -111,6 +111,11 @@ class CpuBackend:
         )
 
 
+def make(config: BackendConfig) -> CpuBackend:
+    """What `backends.base.find` calls."""
+    return CpuBackend(config)
+
+
 def _kv_shape(group: CacheGroup, kv_type: str) -> dict[str, Any]:
     if group.kind not in ("full", "window"):
         raise UnsupportedModel(f"the CPU backend has no memory yet for cache groups of kind {group.kind!r}")
