@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from pelton.backends.base import Executor, LoadSpec
+from pelton.backends.base import BackendConfig, Executor, LoadSpec, find
+from pelton.formats.quants import WeightType
 from pelton.models.base import Model
 from pelton.ops import reference
 from pelton.ops.data import BLOCK_TOKENS, I32, Batch, CacheGroup, KVType
@@ -24,12 +26,16 @@ def num_blocks(groups: Sequence[CacheGroup], num_sequences: int, length: int) ->
 
 
 def on_reference(
-    model: Model, num_sequences: int, length: int, kv_type: KVType = "f32", dtype: npt.DTypeLike = np.float32
+    model: Model,
+    num_sequences: int,
+    length: int,
+    kv_type: KVType = "f32",
+    family_of: Callable[[WeightType], reference.Family] = lambda type: "float",
 ) -> RunStep:
     groups = model.config.groups
-    memory = Memory(groups, num_blocks(groups, num_sequences, length), kv_type, dtype)
-    weights = reference.bind(model.weights, dtype)
-    return lambda batch: model.step(reference.Ops(batch, memory), weights, batch)
+    memory = Memory(groups, num_blocks(groups, num_sequences, length), kv_type)
+    weights = reference.bind(model.weights)
+    return lambda batch: model.step(reference.Ops(batch, memory, family_of), weights, batch)
 
 
 def scattered_tables(groups: Sequence[CacheGroup], num_sequences: int, length: int) -> list[I32]:
@@ -47,16 +53,20 @@ def make_batch(
     spans: Sequence[tuple[int, int, int]],
     tables: Sequence[I32],
     cross_lengths: Sequence[int] | None = None,
+    num_logits: int | None = None,
 ) -> Batch:
-    """One step over spans of (sequence, first position, end), with logits for every row."""
+    """One step over spans of (sequence, first position, end), with logits for the last `num_logits` rows of each
+    (None: for all)."""
     active = [s for s, _, _ in spans]
+    starts = np.cumsum([0, *(b - a for _, a, b in spans)]).astype(np.int32)
+    wanted = [np.arange(a if num_logits is None else b - num_logits, b) for a, b in pairwise(starts)]
     ids = np.array([t for s, a, b in spans for t in sequences[s][a:b]], np.int32)
     return Batch(
         ids=ids,
         positions=np.concatenate([np.arange(a, b, dtype=np.int32) for _, a, b in spans]),
-        seq_starts=np.cumsum([0, *(b - a for _, a, b in spans)]).astype(np.int32),
+        seq_starts=starts,
         tables=tuple(table[active] for table in tables),
-        logit_rows=np.arange(ids.size, dtype=np.int32),
+        logit_rows=np.concatenate(wanted).astype(np.int32),
         cross_lengths=None if cross_lengths is None else np.array(cross_lengths, np.int32)[active],
     )
 
@@ -109,3 +119,12 @@ def load_spec(
 
 def on_executor(executor: Executor) -> RunStep:
     return lambda batch: executor.submit(batch).logits()
+
+
+def on_backend(
+    model: Model, num_sequences: int, length: int, kv_type: KVType = "f32", num_threads: int = 2, isa: str | None = None
+) -> RunStep:
+    executor = find("cpu", BackendConfig(num_threads, isa)).load(
+        load_spec(model, num_sequences, length, kv_type=kv_type)
+    )
+    return on_executor(executor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ from pelton.ops import reference
 from pelton.ops.data import Batch
 from pelton.ops.memory import Memory
 from tests import tolerances
-from tests.models import stepping
+from tests.models import replay, stepping
 from tests.models.door import bart, deepseek2, jamba
 
 VOCAB = 61
@@ -131,9 +132,7 @@ def _encode_sources(memory: Memory, weights: dict[str, Any]) -> None:
     bart.encode(reference.Ops(batch, memory), weights, batch, BART)
 
 
-@pytest.mark.parametrize("plan", [WHOLE, MIXED], ids=["whole", "mixed"])
-@pytest.mark.parametrize("name", MODELS)
-def test_reference_equals_transformers(name: str, plan: list[list[int]]):
+def _run(name: str, plan: list[Any], step: Callable[[reference.Ops, dict[str, Any], Batch], Any]) -> list[Any]:
     module, _, config = MODELS[name]
     groups = module.groups(config)
     weights = reference.bind(module.weights(built(name)))
@@ -142,8 +141,51 @@ def test_reference_equals_transformers(name: str, plan: list[list[int]]):
         _encode_sources(memory, weights)
 
     def run_step(batch: Batch) -> stepping.Logits:
-        return module.step(reference.Ops(batch, memory), weights, batch, config)
+        return step(reference.Ops(batch, memory), weights, batch)
 
-    got = stepping.run(run_step, groups, texts(LENGTHS), plan, SOURCES if name == "bart" else None)
+    return stepping.run(run_step, groups, texts(LENGTHS), plan, SOURCES if name == "bart" else None)
+
+
+@pytest.mark.parametrize("plan", [WHOLE, MIXED], ids=["whole", "mixed"])
+@pytest.mark.parametrize("name", MODELS)
+def test_reference_equals_transformers(name: str, plan: list[list[int]]):
+    module, _, config = MODELS[name]
+    got = _run(name, plan, lambda ops, weights, batch: module.step(ops, weights, batch, config))
     for g, w in zip(got, wanted(name), strict=True):
         assert stepping.error(g, w) < tolerances.PARITY_REFERENCE
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_recorded_plan_is_the_model(name: str):
+    module, _, config = MODELS[name]
+    plan = replay.record(lambda ops, w, batch: module.step(ops, w, batch, config), module.weights(built(name)))
+    assert plan.result is not None
+    assert plan.result.shape == ("R", VOCAB)
+    got = _run(name, WHOLE, lambda ops, weights, batch: replay.replay(plan, ops, weights, batch))
+    for g, w in zip(got, wanted(name), strict=True):
+        assert stepping.error(g, w) < tolerances.PARITY_REFERENCE
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_planner_lays_a_recorded_plan_out(name: str):
+    module, _, config = MODELS[name]
+    weights = module.weights(built(name))
+    plan = replay.record(lambda ops, w, batch: module.step(ops, w, batch, config), weights)
+    program = replay.lay_out(plan, weights)
+    assert program.head is not None
+    assert program.weights == plan.weights
+    kept = {"attend": 0, "remember": 0, "recur": 0, "expert_linear": 0, "head_linear": 0}
+    for phase in program.phases:
+        for step in phase.steps:
+            kept[step.op] = kept.get(step.op, 0) + 1
+    for op in ("attend", "remember", "recur", "expert_linear", "head_linear"):
+        assert kept[op] == sum(step.op == op for step in plan.steps), op
+
+
+def test_an_encoder_is_recorded_as_an_entry_point_of_its_own():
+    weights = bart.weights(built("bart"))
+    plan = replay.record(lambda ops, w, batch: bart.encode(ops, w, batch, BART), weights)
+    assert plan.result is None
+    assert sum(step.op == "remember" for step in plan.steps) == BART.decoder_layers
+    assert {step.attrs["spec"].mask for step in plan.steps if step.op == "attend"} == {"full"}
+    replay.lay_out(plan, weights)

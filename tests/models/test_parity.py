@@ -10,8 +10,10 @@ import pytest
 
 from pelton.formats import checkpoint
 from pelton.models import base
+from pelton.ops import reference
+from pelton.ops.memory import Memory
 from tests import tolerances
-from tests.models import convert, stepping, tiny
+from tests.models import convert, replay, stepping, tiny
 
 LENGTHS = (90, 41, 7)  # past every window and every original context; over, at most, and under two blocks
 MIXED = [[33, 0, 5], [20, 41, 1], *([1, 0, 0] for _ in range(37)), [0, 0, 1]]
@@ -43,18 +45,22 @@ def loaded(case: str, folder: Path) -> base.Model:
 
 
 @pytest.mark.parametrize("case", tiny.CASES)
-def test_reference_equals_transformers_when_prefilled_whole(case: str, folder: Path):
+@pytest.mark.parametrize("plan", [[LENGTHS], MIXED], ids=["whole", "mixed"])
+def test_reference_equals_transformers(case: str, plan: list[list[int]], folder: Path):
     model = loaded(case, folder)
     run_step = stepping.on_reference(model, len(LENGTHS), max(LENGTHS))
-    got = stepping.run(run_step, model.config.groups, sequences(), [LENGTHS])
+    got = stepping.run(run_step, model.config.groups, sequences(), plan)
     for g, w in zip(got, wanted(case), strict=True):
         assert stepping.error(g, w) < tolerances.PARITY_REFERENCE
 
 
 @pytest.mark.parametrize("case", tiny.CASES)
-def test_reference_equals_transformers_in_mixed_steps(case: str, folder: Path):
+def test_a_recorded_plan_is_the_model(case: str, folder: Path):
     model = loaded(case, folder)
-    run_step = stepping.on_reference(model, len(LENGTHS), max(LENGTHS))
-    got = stepping.run(run_step, model.config.groups, sequences(), MIXED)
-    for g, w in zip(got, wanted(case), strict=True):
-        assert stepping.error(g, w) < tolerances.PARITY_REFERENCE
+    plan = replay.record(model.step, model.weights)
+    replay.lay_out(plan, model.weights)
+    weights = reference.bind(model.weights)
+    memory = Memory(model.config.groups, stepping.num_blocks(model.config.groups, 1, LENGTHS[1]), "f32")
+    run_step = lambda batch: replay.replay(plan, reference.Ops(batch, memory), weights, batch)  # noqa: E731
+    (got,) = stepping.run(run_step, model.config.groups, sequences()[1:2], [[LENGTHS[1]]])
+    assert stepping.error(got, wanted(case)[1]) < tolerances.PARITY_REFERENCE

@@ -2,6 +2,9 @@
 
 `Ops` computes eagerly over one step's `Batch`. Give it the batch and the `Memory` that holds earlier steps, and
 call a model's step function with it: chunks, batches and decodes then work as in any backend.
+
+`linear` has a mode per kernel family (`numerics`), chosen by weight type; with `float` for all types it is what other
+implementations compute from the same dequantised weights.
 """
 
 from __future__ import annotations
@@ -13,13 +16,14 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pelton.formats.quants import dequantize, row_bytes
-from pelton.ops import recurrence
+from pelton.formats.quants import WeightType, bf16_to_f32, dequantize, f32_to_bf16, row_bytes
+from pelton.ops import numerics, recurrence
 from pelton.ops.data import I32, Batch, Weight
 from pelton.ops.memory import Floats, Memory
 from pelton.ops.spec import Activation, AttendSpec, RopeSpec, Rule
 
 Array = npt.NDArray[Any]
+Family = Literal["float", "int8", "bf16"]
 
 
 class Matrix:
@@ -36,15 +40,16 @@ class Matrix:
 
     @property
     def rows(self) -> npt.NDArray[np.uint8]:
-        """File bytes, [all rows, row bytes], in the model's order."""
+        """File bytes, [..., rows, row bytes], in the model's order."""
         rows = self.weight.data.reshape(-1, row_bytes(self.weight.type, self.shape[-1]))
-        return rows if self.weight.row_order is None else rows[self.weight.row_order]
+        rows = rows if self.weight.row_order is None else rows[self.weight.row_order]
+        return rows.reshape(*self.shape[:-1], -1)
 
     @property
     def values(self) -> Floats:
         """The dequantised values, of `shape`."""
         if self._values is None:
-            values = dequantize(self.weight.type, self.rows)
+            values = dequantize(self.weight.type, self.rows.reshape(-1, self.rows.shape[-1]))
             self._values = values.astype(self._dtype, copy=False).reshape(self.shape)
         return self._values
 
@@ -103,23 +108,38 @@ def _visible(queries: I32, keys: I32, spec: AttendSpec) -> npt.NDArray[np.bool_]
 
 
 class Ops:
-    """The ops over one step. `dtype` is that of the weights bound; float64 makes an oracle."""
+    """The ops over one step, in the dtype of the weights bound (`float` family; the others are float32).
 
-    def __init__(self, batch: Batch, memory: Memory) -> None:
+    `family_of` gives each weight type its kernel family.
+    """
+
+    def __init__(
+        self, batch: Batch, memory: Memory, family_of: Callable[[WeightType], Family] = lambda type: "float"
+    ) -> None:
         self.batch = batch
         self.memory = memory
+        self._family_of = family_of
 
     def _sequences(self) -> Iterator[tuple[int, slice]]:
         for s, (start, stop) in enumerate(zip(self.batch.seq_starts[:-1], self.batch.seq_starts[1:], strict=True)):
             yield s, slice(int(start), int(stop))
 
     def embed(self, table: Matrix, ids: I32) -> Array:
-        """Rows of the table."""
-        return table.values[ids]
+        """Rows of the table, as their family holds them."""
+        rows = table.values[ids]
+        return bf16_to_f32(f32_to_bf16(rows)) if self._family_of(table.weight.type) == "bf16" else rows
+
+    def _product(self, x: Array, matrix: Matrix, part: tuple[int, ...] = ()) -> Array:
+        """x @ w.T; `part` picks a matrix out of a stack."""
+        family = self._family_of(matrix.weight.type)
+        if family == "float":
+            return x @ matrix.values[part].T
+        product = numerics.linear_int8 if family == "int8" else numerics.linear_bf16
+        return product(matrix.weight.type, matrix.rows[part], x)
 
     def linear(self, x: Array, weight: Matrix, bias: Array | None = None) -> Array:
         """x @ weight.T + bias."""
-        y = x @ weight.values.T
+        y = self._product(x, weight)
         return y if bias is None else y + bias
 
     def expert_linear(self, x: Array, experts: Matrix, ids: I32) -> Array:
@@ -129,13 +149,14 @@ class Ops:
         y = np.empty((x.shape[0], num_ranks, experts.shape[1]), x.dtype)
         for t, chosen in enumerate(ids):
             for rank, expert in enumerate(chosen):
-                y[t, rank] = experts.values[expert] @ (x[t] if shared else x[t, rank * K : (rank + 1) * K])
+                own = x[t] if shared else x[t, rank * K : (rank + 1) * K]
+                y[t, rank] = self._product(own[None], experts, (int(expert),))[0]
         return y.reshape(x.shape[0], -1)
 
     def head_linear(self, x: Array, weights: Matrix) -> Array:
         """Each head its own linear map."""
-        heads = x.reshape(x.shape[0], weights.shape[0], weights.shape[2])
-        return np.einsum("thk,hnk->thn", heads, weights.values).reshape(x.shape[0], -1)
+        inputs = np.split(x, weights.shape[0], axis=1)
+        return np.concatenate([self._product(head, weights, (h,)) for h, head in enumerate(inputs)], axis=1)
 
     def route(
         self, scores: Array, *, num_chosen: int, normalize: bool, scoring: Literal["softmax", "sigmoid"]
