@@ -52,3 +52,18 @@ def test_int8_is_near_the_float_result(type: WeightType) -> None:
     expected = numerics.linear_float(type, rows, x)
     assert np.abs(numerics.linear_int8(type, rows, x) - expected).max() < 0.02 * np.abs(expected).max()
     assert np.abs(numerics.linear_bf16(type, rows, x) - expected).max() < 0.01 * np.abs(expected).max()
+
+
+def test_bf16_adds_even_and_odd_columns_of_each_step_apart() -> None:
+    x = np.zeros((1, 64), np.float32)
+    x[0, :4] = [2.0**24, 1, -(2.0**24), 1]  # even columns cancel, odd ones give 2
+    x[0, 32:34] = [2.0**24, 1]  # 2**24 + 1 is rounded before it meets the total
+    ones = quants.quantize(WeightType.BF16, np.ones((1, 64), np.float32))
+    assert numerics.linear_bf16(WeightType.BF16, ones, x).tolist() == [[2.0**24 + 2]]
+
+
+def test_bf16_operands_are_rounded_to_even_and_subnormal_ones_are_zero() -> None:
+    values = np.float32([1 + 2.0**-8, 1 + 3 * 2.0**-8, 2.0**-126, 2.0**-127, -(2.0**-130)])
+    rounded = numerics.bf16_operand(values)
+    assert rounded.tolist() == [1, 1 + 2.0**-6, 2.0**-126, 0, 0]
+    assert np.signbit(rounded).tolist() == [False, False, False, False, True]

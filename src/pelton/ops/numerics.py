@@ -3,8 +3,7 @@
 - `linear_int8`: block-quantised weights against activations rounded to int8 in blocks of 32 columns. Integer sums
   are exact; floats meet only in the one fused multiply-add per block (two where the type has minima).
 - `linear_float32`: F32, F16 and BF16 weights, widened exactly; one fused multiply-add per column.
-- `linear_bf16`: weights and activations rounded to bf16, products summed in float32 or better. The order of the
-  sums is the tile hardware's own, so this twin is compared within a tolerance.
+- `linear_bf16`: weights and activations rounded to bf16, products summed in float32 in the order of the tile hardware.
 - `linear_float`: the file's weights as they are, in float64: what other implementations are compared with.
 """
 
@@ -25,6 +24,9 @@ BLOCK = 32
 """Columns that share one activation scale."""
 SMALLEST = np.float32(2.0**-100)
 """A block whose largest magnitude is below this counts as zeros: 127 / largest would overflow."""
+SMALLEST_NORMAL = np.float32(2.0**-126)
+TILE_STEP = 32
+"""Columns of one tile product."""
 FLOAT_TYPES = frozenset({WeightType.F32, WeightType.F16, WeightType.BF16})
 
 
@@ -141,11 +143,32 @@ def linear_float32(type: WeightType, rows: U8, x: F32) -> F32:
     return total
 
 
+def _flush(x: F32) -> F32:
+    """Subnormal values to zero of the same sign, as the tile hardware treats what it reads and writes."""
+    return np.where(np.abs(x) < SMALLEST_NORMAL, np.copysign(np.float32(0), x), x)
+
+
+def bf16_operand(x: F32) -> F32:
+    """The float32 of the nearest bf16, ties to even; subnormal values are zero. Any shape."""
+    return bf16_to_f32(f32_to_bf16(_flush(np.asarray(x, np.float32))))
+
+
 def linear_bf16(type: WeightType, rows: U8, x: F32) -> F32:
-    """[N, row bytes], [M, K] -> [M, N]: both operands rounded to bf16 (ties to even), sums in float64."""
-    w = bf16_to_f32(f32_to_bf16(dequantize(type, rows))).astype(np.float64)
-    total: npt.NDArray[Any] = bf16_to_f32(f32_to_bf16(x)).astype(np.float64) @ w.T
-    return total.astype(np.float32)
+    """[N, row bytes], [M, K] -> [M, N]: the BFloat16 family's x @ w.T, the same bits as its kernels.
+
+    Weights and activations are rounded to bf16. Per step of 32 columns, ascending: two float32 sums from zero, one over
+    the even and one over the odd columns, ascending, one fused multiply-add each; their sum is added to the total.
+    Subnormal results are zero (Intel SDM volume 2, TDPBF16PS).
+    """
+    w, x = bf16_operand(dequantize(type, rows)), bf16_operand(x)
+    total = np.zeros((len(x), len(rows)), np.float32)
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        for step in range(0, x.shape[1], TILE_STEP):
+            sums = [np.zeros_like(total), np.zeros_like(total)]
+            for k in range(step, min(step + TILE_STEP, x.shape[1])):
+                sums[k % 2] = _flush(fma(x[:, k : k + 1], w[:, k], sums[k % 2]))
+            total = _flush(total + _flush(sums[0] + sums[1]))
+    return total
 
 
 def linear_float(type: WeightType, rows: U8, x: F32) -> F32:
