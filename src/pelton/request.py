@@ -159,17 +159,18 @@ class TokenText(msgspec.Struct, frozen=True, kw_only=True):
 
 class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of one choice's text: valid UTF-8, never part of a stop string. `text` may be empty while
-    `tokens` is not: the tokens are out, their text is held back."""
+    `token_ids` are not: the tokens are out, their text is held back."""
 
     choice: int
     text: str
+    token_ids: tuple[int, ...] = ()
+    """The tokens since the choice's last piece."""
     tokens: tuple[TokenText, ...] = ()
-    """Filled only where logprobs were asked for."""
-    num_tokens: int = 0
+    """The same tokens with text, bytes and logprobs, where those were asked for."""
 
 
 class TextFinish(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice has ended; `stop` is the stop string or token id that ended it, if one did."""
+    """One choice has ended; `stop` is the stop string or the one of `stop_token_ids` that ended it, if one did."""
 
     choice: int
     reason: FinishReason

@@ -10,7 +10,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -170,8 +170,8 @@ class _Choice:
     stream: TextStream
     num_tokens: int = 0
     """Tokens so far, the one that ended it included."""
-    num_unsent: int = 0
-    """Tokens whose text was held back."""
+    unsent: list[int] = field(default_factory=list)
+    """Tokens since the last piece."""
     is_finished: bool = False
 
 
@@ -226,10 +226,10 @@ class _Answer:
         if choice.is_finished:  # A stop string has ended it; the engine hears of it only now.
             return []
         choice.num_tokens += 1
-        choice.num_unsent += 1
+        choice.unsent.append(event.token_id)
         text = choice.stream.feed(event.token_id)
         tokens = (self._token_text(event),) if self._wants_logprobs else ()
-        pieces = self._piece(event.choice, text, tokens)
+        pieces = self._piece(event.choice, text, tokens) if text or tokens else []
         if choice.stream.stopped_by is not None:
             self._engine.abort(self._request.id, event.choice)
             pieces += self._finish(event.choice, TextFinish(choice=event.choice, reason="stop"))
@@ -246,16 +246,15 @@ class _Answer:
     def _finish(self, index: int, finish: TextFinish) -> list[TextEvent]:
         choice = self._choices[index]
         choice.is_finished = True
-        pieces = self._piece(index, choice.stream.finish(), ())
+        text = choice.stream.finish()
+        pieces = self._piece(index, text, ()) if text or choice.unsent else []
         if choice.stream.stopped_by is not None:
             finish = TextFinish(choice=index, reason="stop", stop=choice.stream.stopped_by)
         return [*pieces, finish]
 
     def _piece(self, index: int, text: str, tokens: tuple[TokenText, ...]) -> list[TextEvent]:
-        if not text and not tokens:
-            return []
-        num_tokens, self._choices[index].num_unsent = self._choices[index].num_unsent, 0
-        return [TextDelta(choice=index, text=text, tokens=tokens, num_tokens=num_tokens)]
+        token_ids, self._choices[index].unsent = tuple(self._choices[index].unsent), []
+        return [TextDelta(choice=index, text=text, token_ids=token_ids, tokens=tokens)]
 
     def _token_text(self, event: TokenEvent) -> TokenText:
         def named(id: int, logprob: float, top: tuple[TokenText, ...] = ()) -> TokenText:

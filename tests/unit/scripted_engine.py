@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
 
+import pytest
+
+from pelton import pool
+from pelton.config import EngineConfig
 from pelton.engine.protocol import EngineInfo
 from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Event, Finish, Logprob, TokenEvent, Usage
 
@@ -76,3 +82,29 @@ def saying(*choices: list[int], stop_id: int | None = 2, logprobs: bool = False)
         return events + [Finish(request.id, number, reason, stop_id) for number in range(len(choices))]
 
     return script
+
+
+class Client(ScriptedEngine):
+    """Stands in for the client of an engine process in the pool."""
+
+    made: ClassVar[list[Client]] = []
+    failures: ClassVar[list[Exception]] = []
+    says: ClassVar[Script] = saying([5])
+
+    def __init__(self, path: Path, engine: EngineConfig, *, in_process: bool = False) -> None:
+        super().__init__(type(self).says)
+        self.arguments = (path, engine, in_process)
+        self.made.append(self)
+
+    async def start(self, progress: Callable[[float], None]) -> None:
+        progress(0.5)
+        await asyncio.sleep(0.01)
+        if self.failures:
+            raise self.failures.pop()
+
+    @classmethod
+    def stand_in(cls, monkeypatch: pytest.MonkeyPatch, says: Script | None = None) -> None:
+        monkeypatch.setattr(pool, "EngineClient", cls)
+        monkeypatch.setattr(cls, "made", [])
+        monkeypatch.setattr(cls, "failures", [])
+        monkeypatch.setattr(cls, "says", staticmethod(says or saying([5])))

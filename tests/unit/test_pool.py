@@ -7,47 +7,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_engine import ScriptedEngine, saying
-from vocabularies import byte_level
+from scripted_engine import Client
+from vocabularies import write_model
 
-from pelton import config, pool
+from pelton import config
 from pelton.errors import FormatError, HubError, InsufficientMemory, ModelNotFound, Unavailable
 from pelton.formats import gguf
 from pelton.pool import Loading, Pool, Progress
 from pelton.request import Request
 
 
-class Client(ScriptedEngine):
-    """Stands in for the client of an engine process."""
-
-    made: list[Client] = []  # noqa: RUF012
-    failures: list[Exception] = []  # noqa: RUF012
-
-    def __init__(self, path: Path, engine: config.EngineConfig, *, in_process: bool = False) -> None:
-        super().__init__(saying([5]))
-        self.arguments = (path, engine, in_process)
-        self.made.append(self)
-
-    async def start(self, progress: Any) -> None:
-        progress(0.5)
-        await asyncio.sleep(0.01)
-        if self.failures:
-            raise self.failures.pop()
+@pytest.fixture(autouse=True)
+def client(monkeypatch: pytest.MonkeyPatch) -> None:
+    Client.stand_in(monkeypatch)
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    path = tmp_path / "m.gguf"
-    gguf.write(path, byte_level() | {"general.architecture": "llama"}, [])
-    return str(path)
-
-
-@pytest.fixture(autouse=True)
-def client(monkeypatch: pytest.MonkeyPatch) -> type[Client]:
-    monkeypatch.setattr(pool, "EngineClient", Client)
-    monkeypatch.setattr(Client, "made", [])
-    monkeypatch.setattr(Client, "failures", [])
-    return Client
+    return write_model(tmp_path / "m.gguf")
 
 
 def make(tmp_path: Path, **options: Any) -> Pool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from pelton.formats import gguf
 from pelton.text.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 
 CORPUS = (
@@ -100,3 +102,9 @@ def sentencepiece(**extra: Any) -> dict[str, Any]:
         "tokenizer.ggml.unknown_token_id": 0,
     }
     return metadata | {f"tokenizer.{key.replace('__', '.')}": value for key, value in extra.items()}
+
+
+def write_model(path: Path, **extra: Any) -> str:
+    """A GGUF file with a vocabulary and no tensors; its path."""
+    gguf.write(path, byte_level(**extra) | {"general.architecture": "llama"}, [])
+    return str(path)

@@ -1,0 +1,298 @@
+"""The library: `LLM("smollm2").chat([...])`, over the same pool and service as the server."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing, suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import msgspec
+
+from pelton import config
+from pelton.errors import InvalidRequest, Unavailable
+from pelton.pool import Loading, Pool, Progress
+from pelton.request import (
+    FinishReason,
+    Message,
+    Request,
+    SamplingParams,
+    TextDelta,
+    TextDone,
+    TextFinish,
+    TokenText,
+    Usage,
+)
+
+if TYPE_CHECKING:
+    from pelton.service import Service
+
+T = TypeVar("T")
+Prompt = str | Sequence[int]
+Conversation = Sequence[Message | Mapping[str, Any]]
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """One choice."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    """Without the token that ended the turn."""
+    finish_reason: FinishReason
+    """stop: the model or a stop string ended it; length: `max_tokens` or the context did."""
+    stop: str | int | None = None
+    """The stop string or the one of `stop_token_ids` that ended it, if one did."""
+    logprobs: tuple[TokenText, ...] | None = None
+    """Each token with its logprob and its likeliest rivals, where `SamplingParams.logprobs` asked for them."""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to one prompt: `SamplingParams.n` outputs. `text` and its like are those of the first."""
+
+    outputs: tuple[Output, ...]
+    usage: Usage
+
+    @property
+    def text(self) -> str:
+        """The first output's text."""
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The first output's tokens."""
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the first output ended."""
+        return self.outputs[0].finish_reason
+
+    @property
+    def logprobs(self) -> tuple[TokenText, ...] | None:
+        """The first output's logprobs."""
+        return self.outputs[0].logprobs
+
+
+class LLM:
+    """A loaded model. Thread-safe, and a context manager.
+
+    >>> with LLM("smollm2") as llm:
+    ...     [answer] = llm.chat([{"role": "user", "content": "Why is the sky blue?"}])
+    ...     print(answer.text)
+    """
+
+    def __init__(self, model: str, *, in_process: bool = False, **settings: Any) -> None:
+        """Load `model` (a short name, a hub's name, or the path of a .gguf file), fetched first if it is not here.
+        `settings` are those of `pelton.config`. `in_process`: the engine runs in a thread of this process."""
+        self._model = model
+        self._settings = config.load(**settings)
+        self._pool = Pool(self._settings, in_process=in_process)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"pelton {model}", daemon=True)
+        self._thread.start()
+        try:
+            with _Bar(sys.stderr.isatty()) as bar:
+                self._service: Service = self._run(self._pool.load(model, bar.report))
+        except BaseException:
+            self.close()
+            raise
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[Result]:
+        """Continue a prompt or a batch of prompts, each text or token ids; one `Result` for each, in their order.
+
+        Text is plain text: control tokens in it stay text. `use_tqdm`: show the batch's progress where standard error
+        is a terminal. An error of any prompt (`InvalidRequest`) is raised and ends the batch.
+        """
+        is_one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
+        batch = cast("Sequence[Prompt]", [prompts] if is_one else prompts)
+        fields = [{"prompt": prompt} if isinstance(prompt, str) else {"prompt_ids": tuple(prompt)} for prompt in batch]
+        return self._answer(fields, sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Result]:
+        """Answer a conversation or a batch of them; one `Result` for each. Messages are as in OpenAI's API."""
+        is_one = bool(messages) and isinstance(messages[0], Message | Mapping)
+        batch = cast("Sequence[Conversation]", [messages] if is_one else messages)
+        common = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": None if tools is None else tuple(dict(tool) for tool in tools),
+            "template_kwargs": dict(chat_template_kwargs or {}),
+        }
+        fields = [{"messages": tuple(map(_message, each)), **common} for each in batch]
+        return self._answer(fields, sampling_params, use_tqdm)
+
+    def close(self) -> None:
+        """End the engine and give its memory back. May be called twice."""
+        if self._loop.is_closed():
+            return
+        self._run(self._pool.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` in the event loop's thread. Whatever interrupts the wait (Ctrl-C) cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _answer(
+        self,
+        fields: Sequence[Mapping[str, Any]],
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        shows_progress: bool,
+    ) -> list[Result]:
+        if self._loop.is_closed():
+            raise Unavailable("this LLM has been closed")
+        each = [sampling or SamplingParams()] * len(fields) if not isinstance(sampling, Sequence) else list(sampling)
+        if len(each) != len(fields):
+            raise InvalidRequest(f"{len(fields)} prompts, but {len(each)} sampling_params", param="sampling_params")
+        requests = [
+            Request(id=f"llm-{secrets.token_hex(8)}", model=self._model, sampling=params, **given)
+            for params, given in zip(each, fields, strict=True)
+        ]
+        with _Bar(shows_progress and len(requests) > 1 and sys.stderr.isatty()) as bar:
+            return self._run(self._answer_all(requests, bar))
+
+    async def _answer_all(self, requests: Sequence[Request], bar: _Bar) -> list[Result]:
+        """As many at once as keep the engine busy and its queue open."""
+        num_running = self._service.engine.info.max_sequences
+        slots = asyncio.Semaphore(max(1, min(num_running + 16, self._settings.engine.max_queue)))
+        tick = bar.counter(len(requests))
+
+        async def answer(request: Request) -> Result:
+            async with slots:
+                result = await _fold(self._service, request)
+            tick(result.usage.completion_tokens)
+            return result
+
+        tasks = [asyncio.create_task(answer(request)) for request in requests]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _fold(service: Service, request: Request) -> Result:
+    n = request.sampling.n
+    texts: list[list[str]] = [[] for _ in range(n)]
+    ids: list[list[int]] = [[] for _ in range(n)]
+    logprobs: list[list[TokenText]] = [[] for _ in range(n)]
+    finishes: dict[int, TextFinish] = {}
+    usage = Usage()
+    async with aclosing(await service.generate(request)) as events:
+        async for event in events:
+            match event:
+                case TextDelta(choice=choice):
+                    texts[choice].append(event.text)
+                    ids[choice] += event.token_ids
+                    logprobs[choice] += event.tokens
+                case TextFinish(choice=choice):
+                    finishes[choice] = event
+                case TextDone():
+                    usage = event.usage
+    outputs = tuple(
+        Output(
+            index=i,
+            text="".join(texts[i]),
+            token_ids=tuple(ids[i]),
+            finish_reason=finishes[i].reason,
+            stop=finishes[i].stop,
+            logprobs=None if request.sampling.logprobs is None else tuple(logprobs[i]),
+        )
+        for i in range(n)
+    )
+    return Result(outputs=outputs, usage=usage)
+
+
+def _message(message: Message | Mapping[str, Any]) -> Message:
+    if isinstance(message, Message):
+        return message
+    try:
+        return msgspec.convert(dict(message), Message)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"a message is wrong: {error}", param="messages") from None
+
+
+class _Bar:
+    """A progress bar on standard error; nothing where it is not shown."""
+
+    def __init__(self, is_shown: bool) -> None:
+        self._bars: Any = None
+        if is_shown:
+            from rich.console import Console
+            from rich.progress import Progress as Bars
+
+            self._bars = Bars(*Bars.get_default_columns(), console=Console(stderr=True), transient=True)
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> _Bar:
+        if self._bars is not None:
+            self._bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._bars is not None:
+            with suppress(Exception):
+                self._bars.stop()
+
+    def report(self, event: Progress | Loading) -> None:
+        """Show a pull or a load."""
+        if isinstance(event, Loading):
+            self._show(f"Loading {event.name}", event.share, 1.0)
+        elif event.phase in ("download", "unpack", "verify"):
+            self._show(f"{event.phase} {event.file}", event.done, event.total)
+        elif self._bars is not None and event.phase != "done":
+            self._bars.console.print(f"{event.phase}: {event.source} {event.detail}", style="dim", markup=False)
+
+    def counter(self, total: int) -> Callable[[int], None]:
+        """A function that counts one answer of that many tokens."""
+        start = asyncio.get_running_loop().time()
+        done = num_tokens = 0
+
+        def tick(count: int) -> None:
+            nonlocal done, num_tokens
+            done, num_tokens = done + 1, num_tokens + count
+            rate = num_tokens / max(asyncio.get_running_loop().time() - start, 1e-9)
+            self._show("prompts", done, total, f"{done}/{total} prompts, {rate:.0f} tokens/s")
+
+        return tick
+
+    def _show(self, key: str, done: float, total: float | None, text: str | None = None) -> None:
+        if self._bars is None:
+            return
+        if key not in self._tasks:
+            self._tasks[key] = self._bars.add_task(text or key, total=total)
+        self._bars.update(self._tasks[key], completed=done, total=total, description=text or key)

@@ -1,0 +1,29 @@
+"""`LLM` on the real default model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pelton import LLM, SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, logprobs=1)
+
+
+def test_library(smollm2: Path) -> None:
+    chat = [{"role": "user", "content": "Say hello."}]
+    with LLM(str(smollm2), context=1024) as llm:
+        paris, water = llm.generate(["The capital of France is", "Water boils at"], GREEDY)
+        assert paris.text.startswith(" Paris.")
+        assert (paris.finish_reason, len(paris.token_ids), paris.usage.completion_tokens) == ("length", 12, 12)
+        [answer] = llm.chat(chat, SamplingParams(temperature=0))
+        assert answer.finish_reason == "stop"
+        [cut] = llm.generate("Count: 1 2 3 4", SamplingParams(temperature=0, max_tokens=40, stop=("7",)))
+        assert (cut.text, cut.outputs[0].stop) == (" 5 6 ", "7")
+        several = SamplingParams(n=3, seed=11, max_tokens=8)
+        first, again = (llm.generate("Once upon a time", several)[0] for _ in range(2))
+        assert first.outputs == again.outputs
+        assert len({output.text for output in first.outputs}) > 1
+    with LLM(str(smollm2), context=1024, in_process=True) as llm:
+        assert [result.outputs for result in llm.generate(["The capital of France is"], GREEDY)] == [paris.outputs]
+        assert llm.generate("Water boils at", GREEDY)[0].outputs == water.outputs
+        assert llm.chat(chat, SamplingParams(temperature=0))[0].outputs == answer.outputs
