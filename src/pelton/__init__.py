@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,15 +13,11 @@ __version__ = "0.1.0"
 
 __all__ = ["LLM", "SamplingParams", "__version__"]
 
+_HOMES = {"LLM": "pelton.llm", "SamplingParams": "pelton.request"}
+
 
 def __getattr__(name: str) -> Any:
-    """`LLM` and `SamplingParams`, imported when they are first used."""
-    if name == "LLM":
-        from pelton.llm import LLM
-
-        return LLM
-    if name == "SamplingParams":
-        from pelton.request import SamplingParams
-
-        return SamplingParams
-    raise AttributeError(f"module 'pelton' has no attribute {name!r}")
+    """What users import from here is imported from its home when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pelton' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
