@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -108,7 +110,7 @@ class Pool:
         return [task.result() for task in done if task.exception() is None]
 
     async def _load(self, name: str, model: str, report: Report) -> Service:
-        path = await asyncio.to_thread(pull, model, self._config.hub, report)
+        path = await _in_daemon_thread(lambda: pull(model, self._config.hub, report))
         report(Loading(name, 0.0))
         client = EngineClient(path, self._config.engine, in_process=self._in_process)
         try:
@@ -121,6 +123,33 @@ class Pool:
             raise
         report(Loading(name, 1.0))
         return Service(name, path, tokenizer, opened.metadata, client)
+
+
+async def _in_daemon_thread(work: Callable[[], Path]) -> Path:
+    """Run `work` in a thread that does not keep the program alive: whoever interrupts a pull does not wait for its
+    end, as with a thread of the event loop's own executor."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Path] = loop.create_future()
+
+    def settle(result: Path | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        elif result is not None:
+            future.set_result(result)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, daemon=True, name="pelton pull").start()
+    return await future
 
 
 def _open_text(path: Path) -> tuple[Checkpoint, Tokenizer]:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -128,6 +130,24 @@ def test_closing_gives_up_a_load(tmp_path: Path, model: str) -> None:
         assert Client.made[0].is_closed
 
     run(use())
+
+
+def test_an_interrupted_pull_is_not_waited_for(tmp_path: Path) -> None:
+    code = """
+import asyncio, sys, time
+from pelton import config, pool
+pool.pull = lambda *_: time.sleep(60)
+async def main():
+    models = pool.Pool(config.load(home=sys.argv[1]))
+    try:
+        await asyncio.wait_for(models.load("smollm2"), 0.1)
+    except TimeoutError:
+        await models.close()
+        print("left")
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=30)
+    assert done.stdout == "left\n"
 
 
 def test_errors_of_names_and_files(tmp_path: Path) -> None:
