@@ -74,3 +74,13 @@ def test_backends_default_is_near_the_reference_in_float(type: WeightType, folde
     oracle = stepping.on_reference(model, len(LENGTHS), max(LENGTHS), "f32")
     of_texts = errors(model, run_step, oracle)
     assert of_texts.max() < tolerances.DEFAULT[family_on("", type)]
+
+
+@pytest.mark.parametrize("case", ["qwen2", "qwen3", "gemma3", "mistral-window", "llama-biases"])
+def test_every_familys_default_is_near_the_reference_in_float(case: str, folder: Path):
+    path = folder / f"{case}.gguf"
+    convert.write(tiny.build(case), path, lambda name, shape: WeightType.Q8_0)
+    model = base.load(checkpoint.open(path))
+    run_step = stepping.on_backend(model, len(LENGTHS), max(LENGTHS), "bf16")
+    oracle = stepping.on_reference(model, len(LENGTHS), max(LENGTHS), "f32")
+    assert errors(model, run_step, oracle).max() < tolerances.DEFAULT[family_on("", WeightType.Q8_0)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pelton.errors import FormatError, UnsupportedModel
+from pelton.errors import ConfigError, FormatError, UnsupportedModel
 from pelton.formats.checkpoint import Checkpoint, Tensor
 from pelton.formats.quants import WeightType
 from pelton.models import base
@@ -231,3 +231,6 @@ def test_rope_factors_of_the_wrong_shape_are_refused():
 def test_the_context_asked_for_is_kept():
     assert base.load(checkpoint()).config.context == 256
     assert base.load(checkpoint(), context=100).config.context == 100
+    for wrong in (257, -1):
+        with pytest.raises(ConfigError, match=f"trained for 256 tokens, {wrong} were asked"):
+            base.load(checkpoint(), context=wrong)

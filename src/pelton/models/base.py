@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pelton.errors import UnsupportedModel
+from pelton.errors import ConfigError, UnsupportedModel
 from pelton.formats.checkpoint import Checkpoint
 from pelton.models import rope
 from pelton.models.metadata import Metadata
@@ -163,6 +163,10 @@ def read_config(
     if meta.integer("attention.value_length", high=1024, default=head_dim) != head_dim:
         raise UnsupportedModel(f"{meta.file}: {meta.architecture} models whose keys and values differ in width")
     trained = meta.integer("context_length", high=MAX_CONTEXT)
+    if not 0 <= context <= trained:
+        raise ConfigError(
+            f"context: {meta.file} was trained for {trained} tokens, {context} were asked", param="context"
+        )
     context = context or trained
     layers, groups = place_layers(
         windows(num_layers), read_ropes(meta, head_dim, trained, context, local_rope_base), num_kv_heads, head_dim

