@@ -196,6 +196,11 @@ void bind_program(nb::module_& m) {
 }  // namespace
 
 void bind_plan(nb::module_& m) {
+    m.def("row_ops", [] {
+        std::vector<std::string> names;
+        for (const RowOp& op : row_ops()) names.emplace_back(op.name);
+        return names;
+    });
     bind_machine(m);
     bind_program(m);
 }

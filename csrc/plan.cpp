@@ -71,19 +71,21 @@ void Program::begin_linears(bool per_logit_row) {
     timings_.emplace_back();
 }
 
-bool Program::add_row_step(const std::string& name, const std::vector<int>& outs, const std::vector<int>& ins,
+void Program::add_row_step(const std::string& name, const std::vector<int>& outs, const std::vector<int>& ins,
                            const std::vector<int>& ints, const std::vector<double>& floats) {
-    const RowOp op = find_row_op(name);
-    if (!op.run) return false;
-    const auto is_wrong = [](int wanted, size_t given) { return wanted >= 0 && static_cast<size_t>(wanted) != given; };
-    if (is_wrong(op.num_ins, ins.size()) || is_wrong(op.num_ints, ints.size()) ||
-        is_wrong(op.num_floats, floats.size()) || outs.empty())
-        throw std::invalid_argument(name + ": wrong number of operands");
-    RowStep step{op.run, {}, {}, ints, floats};
-    for (int id : outs) step.outs.push_back(operand(id));
-    for (int id : ins) step.ins.push_back(operand(id));
-    std::get<RowPhase>(phases_.back()).steps.push_back(std::move(step));
-    return true;
+    const auto is_right = [](int wanted, size_t given) { return wanted < 0 || static_cast<size_t>(wanted) == given; };
+    for (const RowOp& op : row_ops()) {
+        if (op.name != name) continue;
+        if (!is_right(op.num_ins, ins.size()) || !is_right(op.num_ints, ints.size()) ||
+            !is_right(op.num_floats, floats.size()) || outs.empty())
+            throw std::invalid_argument(name + ": wrong number of operands");
+        RowStep step{op.run, {}, {}, ints, floats};
+        for (int id : outs) step.outs.push_back(operand(id));
+        for (int id : ins) step.ins.push_back(operand(id));
+        std::get<RowPhase>(phases_.back()).steps.push_back(std::move(step));
+        return;
+    }
+    throw std::invalid_argument("there is no row op named " + name);
 }
 
 void Program::add_linear(Linear::Epilogue epilogue, int out, ProductIds first, ProductIds up, int residual,

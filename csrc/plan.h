@@ -34,8 +34,8 @@ class Program {
     // Each phase is begun, then filled with steps of its kind. `per_logit_row`: it runs over R rows, not T.
     void begin_rows(bool per_logit_row);
     void begin_linears(bool per_logit_row);
-    // Returns false for an op that has no kernel. Throws std::invalid_argument for operands it cannot take.
-    bool add_row_step(const std::string& op, const std::vector<int>& outs, const std::vector<int>& ins,
+    // Throws std::invalid_argument for an op that is not among row_ops(), or operands it cannot take.
+    void add_row_step(const std::string& op, const std::vector<int>& outs, const std::vector<int>& ins,
                       const std::vector<int>& ints, const std::vector<double>& floats);
     // The operands of one product: x (prepared), weight, bias.
     struct ProductIds {

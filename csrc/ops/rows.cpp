@@ -153,22 +153,18 @@ void repeat(const RowStep& step, const StepContext&, RowRange range) {
     }
 }
 
-constexpr RowOp kRowOps[] = {
-    {"embed", embed, 1, 0, 0},           {"take", take, 1, 0, 0},     {"prepare", prepare, 1, 0, 0},
-    {"angles", angles, 0, 0, -1},        {"rope", rope, 2, 2, 0},     {"rms_norm", rms_norm, 2, 1, 1},
-    {"layer_norm", layer_norm, 3, 0, 1}, {"add", add, 2, 0, 0},       {"mul", mul, 2, 0, 0},
-    {"scale", scale, 1, 0, 1},           {"act", act, 1, 1, 0},       {"glu", glu, 2, 1, 0},
-    {"softcap", softcap, 1, 0, 1},       {"split", split, 1, 0, 0},   {"concat", concat, -1, 1, 0},
-    {"regroup", regroup, 1, 3, 0},       {"repeat", repeat, 1, 1, 0},
-};
-
 }  // namespace
 
-RowOp find_row_op(std::string_view name) {
-    for (const RowOp& op : kRowOps) {
-        if (op.name == name) return op;
-    }
-    return {name, nullptr, 0, 0, 0};
+const std::vector<RowOp>& row_ops() {
+    static const std::vector<RowOp> ops = {
+        {"embed", embed, 1, 0, 0},     {"take", take, 1, 0, 0},       {"prepare", prepare, 1, 0, 0},
+        {"angles", angles, 0, 0, -1},  {"rope", rope, 2, 2, 0},       {"rms_norm", rms_norm, 2, 1, 1},
+        {"add", add, 2, 0, 0},         {"mul", mul, 2, 0, 0},         {"layer_norm", layer_norm, 3, 0, 1},
+        {"scale", scale, 1, 0, 1},     {"act", act, 1, 1, 0},         {"glu", glu, 2, 1, 0},
+        {"softcap", softcap, 1, 0, 1}, {"split", split, 1, 0, 0},     {"concat", concat, -1, 1, 0},
+        {"repeat", repeat, 1, 1, 0},   {"regroup", regroup, 1, 3, 0},
+    };
+    return ops;
 }
 
 }  // namespace pelton

@@ -33,12 +33,12 @@ struct RowStep {
     std::vector<double> floats;
 };
 
-// The function that runs a row op and what it must be given; run is nullptr for an op that has none.
+// A row op's function, and how many operands and numbers it must be given (-1: any).
 struct RowOp {
     std::string_view name;
     decltype(RowStep::run) run;
-    int num_ins, num_ints, num_floats;  // -1: any number
+    int num_ins, num_ints, num_floats;
 };
-RowOp find_row_op(std::string_view name);
+const std::vector<RowOp>& row_ops();
 
 }  // namespace pelton

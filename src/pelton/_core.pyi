@@ -69,6 +69,9 @@ def attend_workspace(
 ) -> int:
     """Bytes of workspace that one attention layer wants at most."""
 
+def row_ops() -> list[str]:
+    """Names of the row ops that have a kernel."""
+
 class Memory:
     """Zeroed anonymous memory, in huge pages where the system has them."""
 
@@ -130,9 +133,7 @@ class Program:
     def add_matrix(self, type: int, weights: Memory, offset: int, N: int, K: int) -> int: ...
     def begin_rows(self, per_logit_row: bool) -> None: ...
     def begin_linears(self, per_logit_row: bool) -> None: ...
-    def add_row_step(self, op: str, outs: list[int], ins: list[int], ints: list[int], floats: list[float]) -> bool:
-        """False: the op has no kernel."""
-
+    def add_row_step(self, op: str, outs: list[int], ins: list[int], ints: list[int], floats: list[float]) -> None: ...
     def add_linear(self, epilogue: int, out: int, product: _Ids, up: _Ids, residual: int, activation: int) -> None:
         """A product is (x, weight, bias)."""
 

@@ -147,7 +147,7 @@ def test_fingerprints_tell_apart_what_gives_other_bits(spec):
 
 def test_an_op_without_a_kernel_is_named(folder: Path):
     model = loaded("mixtral", folder)
-    with pytest.raises(UnsupportedModel, match=r"'(route|expert_linear|combine)'|cannot be packed"):
+    with pytest.raises(UnsupportedModel, match=r"no kernel yet for 'route'"):
         backend().load(stepping.load_spec(model, 1, 32))
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ import numpy as np
 from pelton import _core
 from pelton.backends.base import BackendConfig, LoadSpec, MemoryPlan
 from pelton.backends.cpu import packing
-from pelton.backends.cpu.lower import lower
+from pelton.backends.cpu.lower import check, lower
 from pelton.backends.cpu.plan import PlanKey, Recorder, WeightRefs
 from pelton.backends.cpu.planner import Program, plan_program
 from pelton.errors import ConfigError, InsufficientMemory, InternalError, UnsupportedModel
@@ -37,8 +35,7 @@ class CpuBackend:
         isas = _core.isas()
         if config.isa and config.isa not in isas:
             raise ConfigError(f"isa: there is no {config.isa!r} here; this CPU has: {', '.join(isas)}", param="isa")
-        num_threads = config.num_threads or physical_cores()
-        self._machine = _core.Machine(config.isa or "", num_threads, config.pin_threads)
+        self._machine = _core.Machine(config.isa or "", config.num_threads, config.pin_threads)
 
     def plan_memory(self, spec: LoadSpec) -> MemoryPlan:
         """Exact needs of `spec`, without reading the weights' bytes."""
@@ -85,7 +82,9 @@ class CpuBackend:
             if len(spec.weights[name].shape) == 2
         }
         key = PlanKey("step", self._machine.isa, spec.kv_type, spec.max_tokens, spec.max_sequences)
-        return plan_program(plan, key, families, self._prepared_bytes)
+        program = plan_program(plan, key, families, self._prepared_bytes)
+        check(program)
+        return program
 
     def _prepared_bytes(self, family: str, rows: int, width: int) -> int:
         return self._machine.prepared_bytes(packing.FAMILIES.index(family), rows, width)
@@ -126,18 +125,6 @@ def _kv_shape(group: CacheGroup, kv_type: str) -> dict[str, Any]:
         "value_dim": group.value_dim,
         "type": kv_type,
     }
-
-
-def physical_cores() -> int:
-    """Physical cores among the CPUs that this process may use; hyper-threads of one core count once."""
-    cores = set()
-    for cpu in os.sched_getaffinity(0):
-        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
-        try:
-            cores.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))
-        except OSError:
-            return len(os.sched_getaffinity(0))
-    return len(cores)
 
 
 class CpuExecutor:

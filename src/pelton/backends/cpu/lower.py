@@ -21,8 +21,24 @@ _ABSENT = (-1, -1, -1)
 def lower(
     program: Program, weights: Mapping[str, Weight], layout: Layout, memory: _core.Memory, core: _core.Program
 ) -> None:
-    """Build `core`, whose arena is sized for `program`. Raises UnsupportedModel for an op without a kernel."""
+    """Build `core`, whose arena is sized for `program`; the program has passed `check`."""
     _Lowering(program, weights, layout, memory, core).run()
+
+
+def check(program: Program) -> None:
+    """Raises UnsupportedModel, naming the op, where the core has no kernel for one."""
+    row_ops = set(_core.row_ops())
+    for phase in program.phases:
+        for step in phase.steps:
+            match phase.kind:
+                case "rows":
+                    is_known = step.op in row_ops
+                case "linear":
+                    is_known = True
+                case "alone":
+                    is_known = step.op == "attend" and step.attrs["spec"].mask == "causal"
+            if not is_known:
+                raise UnsupportedModel(f"the CPU backend has no kernel yet for {step.op!r}: {format_step(step)}")
 
 
 class _Lowering:
@@ -87,8 +103,6 @@ class _Lowering:
                 self._linear(step)
         else:
             (step,) = phase.steps
-            if step.op != "attend":
-                raise _no_kernel(step)
             self._attend(step)
 
     def _linear(self, step: Step) -> None:
@@ -101,14 +115,11 @@ class _Lowering:
     def _row_step(self, step: Step) -> None:
         ins = [self._id(ref) for ref in step.ins if ref not in INPUTS]
         ints, floats = _NUMBERS[step.op](step.attrs) if step.op in _NUMBERS else ([], [])
-        if not self.core.add_row_step(step.op, [self._id(out) for out in step.outs], ins, ints, floats):
-            raise _no_kernel(step)
+        self.core.add_row_step(step.op, [self._id(out) for out in step.outs], ins, ints, floats)
 
     def _attend(self, step: Step) -> None:
         q, k, v = step.ins
         spec: AttendSpec = step.attrs["spec"]
-        if spec.mask != "causal" or k is None or v is None:
-            raise _no_kernel(step)
         self.core.add_attend(
             q=self._id(q), k=self._id(k), v=self._id(v), out=self._id(step.outs[0]),
             group=spec.group, slot=spec.slot, num_heads=spec.num_heads, scale=spec.scale,
@@ -125,10 +136,6 @@ class _Lowering:
             x=self._id(x), product=(prepared, self._id(weight), self._id(bias)), logits=logits,
             tile_rows=HEAD_ROWS, num_valid=step.attrs["num_valid"], cap=step.attrs["softcap"] or 0.0,
         )  # fmt: skip
-
-
-def _no_kernel(step: Step) -> UnsupportedModel:
-    return UnsupportedModel(f"the CPU backend has no kernel yet for {step.op!r}: {format_step(step)}")
 
 
 def _angles(attrs: Mapping[str, Any]) -> tuple[list[int], list[float]]:
