@@ -1,0 +1,236 @@
+"""The exactness law, through the whole engine, with `==` on tokens and logprobs:
+alone = batched = chunked = cached = preempted = on any number of threads."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pelton.config import EngineConfig
+from pelton.engine import engine as engines
+from pelton.engine.engine import Engine
+from pelton.errors import InsufficientMemory
+from pelton.formats.quants import WeightType
+from pelton.request import Done, EngineRequest, Event, Finish, SamplingParams, TokenEvent, Usage
+from tests.models import convert, tiny
+
+CASES = {
+    "llama": ("llama", {}),
+    "gemma3": ("gemma3", {}),  # a window of 20, shorter than a block
+    "gemma3-wide": ("gemma3", {"sliding_window": 100}),
+}
+MEMORY = 32 << 20
+Answer = list[TokenEvent | Finish]
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    case, changes = CASES[request.param]
+    path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
+    convert.write(tiny.build(case, max_position_embeddings=1024, **changes), path, lambda name, shape: WeightType.Q8_0)
+    return path
+
+
+def load(path: Path, **settings: object) -> Engine:
+    defaults = {"kv_memory": MEMORY, "max_batch_tokens": 1024, "max_sequences": 16, "threads": 2, "prefix_cache": False}
+    return engines.load(path, EngineConfig(**(defaults | settings)))  # type: ignore[arg-type]
+
+
+def ask(id: str, prompt: list[int], **sampling: object) -> EngineRequest:
+    defaults = {"max_tokens": 8, "temperature": 0.0, "seed": 1, "logprobs": 2}
+    return EngineRequest(id=id, prompt_ids=prompt, sampling=SamplingParams(**(defaults | sampling)))  # type: ignore[arg-type]
+
+
+def run(engine: Engine, requests: list[EngineRequest]) -> tuple[dict[str, Answer], dict[str, Usage]]:
+    """What each request was told, choice by choice, and its usage."""
+    told: dict[str, list[Event]] = {one.id: [] for one in requests}
+    for one in requests:
+        engine.submit(one)
+    while engine.has_work:
+        for event in engine.step():
+            told[event.request_id].append(event)
+        engine.check()
+    usages: dict[str, Usage] = {}
+    for id, events in told.items():
+        assert isinstance(events[-1], Done), events[-1]
+        usages[id] = events[-1].usage
+    answers = {
+        id: sorted((e for e in events if isinstance(e, TokenEvent | Finish)), key=lambda e: e.choice)
+        for id, events in told.items()
+    }
+    return answers, usages
+
+
+def alone(path: Path, requests: list[EngineRequest], **settings: object) -> dict[str, Answer]:
+    engine = load(path, **settings)
+    answers: dict[str, Answer] = {}
+    for one in requests:
+        answers |= run(engine, [one])[0]
+    engine.close()
+    return answers
+
+
+def mix(vocab: int) -> list[EngineRequest]:
+    """Eight requests of all kinds, prompts of over 512 tokens among them."""
+    rng = random.Random(3)
+
+    def prompt(length: int) -> list[int]:
+        return [rng.randrange(vocab) for _ in range(length)]
+
+    return [
+        ask("long", prompt(600), max_tokens=12),
+        ask("long seeded", prompt(530), temperature=1.0, seed=11),
+        ask("one", prompt(1), max_tokens=40),
+        ask("block", prompt(32), temperature=0.7, top_p=0.9, seed=5),
+        ask("choices", prompt(77), n=3, temperature=1.0, seed=9),
+        ask(
+            "penalties", prompt(64), repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.3, max_tokens=40
+        ),
+        ask("biased", prompt(100), logit_bias={7: 3.0, 9: -5.0}, min_p=0.05, temperature=1.2, top_k=20, seed=2),
+        ask("min", prompt(45), min_tokens=5, stop_token_ids=tuple(range(0, vocab, 3)), max_tokens=20),
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> dict[str, Answer]:
+    return alone(model, mix(tiny.VOCAB))
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest, model: Path) -> Iterator[Engine]:
+    engine = load(model, **request.param)
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {},
+        {"prefix_cache": True},
+        {"max_batch_tokens": 5},
+        {"max_batch_tokens": 37},
+        {"threads": 1},
+        {"threads": 3},
+        {"threads": 5, "max_batch_tokens": 200},
+    ],
+    indirect=True,
+    ids=str,
+)
+def test_batched_and_chunked_on_any_number_of_threads(engine: Engine, expected: dict[str, Answer]):
+    assert run(engine, mix(tiny.VOCAB))[0] == expected
+
+
+def load_smallest(path: Path, **settings: object) -> Engine:
+    """With as little KV memory as one sequence of the context takes."""
+    low, high = 0, MEMORY
+    while high - low > 1024:
+        middle = (low + high) // 2
+        try:
+            load(path, kv_memory=middle, **settings).close()
+            high = middle
+        except InsufficientMemory:
+            low = middle
+    return load(path, kv_memory=high, **settings)
+
+
+def growing(vocab: int) -> list[EngineRequest]:
+    """Requests whose prompts fit side by side where their outputs do not."""
+    rng = random.Random(4)
+    prompts = [[rng.randrange(vocab) for _ in range(60)] for _ in range(8)]
+    return [
+        ask(str(i), prompt, max_tokens=90, temperature=i % 2, seed=i, repetition_penalty=1 + i % 3 / 10, n=1 + i // 7)
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_preempted(model: Path, prefix_cache: bool):
+    engine = load_smallest(model, context=640, max_batch_tokens=64, prefix_cache=prefix_cache)
+    assert run(engine, growing(tiny.VOCAB))[0] == alone(model, growing(tiny.VOCAB))
+    assert engine.counters.preempted > 0
+    engine.close()
+
+
+def test_after_a_prefix_hit_of_every_length(model: Path):
+    rng = random.Random(8)
+    base = [rng.randrange(tiny.VOCAB) for _ in range(90)]
+    asked = [
+        ask(str(length), [*base[:length], (base[length] + 1) % tiny.VOCAB, *base[:5]], max_tokens=3)
+        for length in range(1, 65)
+    ]
+    expected = alone(model, asked)
+    engine = load(model, prefix_cache=True)
+    is_windowed = any(engine.memory.windows)
+    for length, one in enumerate(asked, 1):
+        salt = str(length)  # so that each meets the base alone
+        run(
+            engine,
+            [EngineRequest(id="base", prompt_ids=base, sampling=SamplingParams(max_tokens=1, seed=1), cache_salt=salt)],
+        )
+        warm = EngineRequest(id=one.id, prompt_ids=one.prompt_ids, sampling=one.sampling, cache_salt=salt)
+        answers, usages = run(engine, [warm])
+        assert answers[one.id] == expected[one.id]
+        assert usages[one.id].cached_tokens == length or (is_windowed and usages[one.id].cached_tokens <= length)
+    engine.close()
+
+
+def test_after_a_hit_of_the_whole_prompt(model: Path, expected: dict[str, Answer]):
+    engine = load(model, prefix_cache=True)
+    run(engine, mix(tiny.VOCAB))
+    answers, usages = run(engine, mix(tiny.VOCAB))
+    assert answers == expected
+    for one in mix(tiny.VOCAB):
+        assert usages[one.id].cached_tokens == len(one.prompt_ids) - 1
+    engine.close()
+
+
+SMOLLM2_VOCAB = 49152
+
+
+@pytest.fixture(scope="module")
+def smollm2_expected(smollm2: Path) -> dict[str, Answer]:
+    return alone(smollm2, mix(SMOLLM2_VOCAB), kv_memory=256 << 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"prefix_cache": True},
+        {"max_batch_tokens": 5},
+        {"max_batch_tokens": 37},
+        {"threads": 1},
+        {"threads": 3},
+        {"threads": 5},
+    ],
+    ids=str,
+)
+def test_smollm2(smollm2: Path, smollm2_expected: dict[str, Answer], settings: dict[str, int]):
+    engine = load(smollm2, kv_memory=256 << 20, **settings)
+    assert run(engine, mix(SMOLLM2_VOCAB))[0] == smollm2_expected
+    engine.close()
+
+
+@pytest.mark.slow
+def test_smollm2_preempted(smollm2: Path):
+    engine = load(smollm2, kv_memory=16 << 20, context=640, max_batch_tokens=64)
+    expected = alone(smollm2, growing(SMOLLM2_VOCAB), kv_memory=256 << 20)
+    assert run(engine, growing(SMOLLM2_VOCAB))[0] == expected
+    assert engine.counters.preempted > 0
+    engine.close()
+
+
+def test_smollm2_long_prompt_mixed_and_cached(smollm2: Path):
+    """The short form of the tests above: a long prompt whole and alone, then chunked beside others, then cached."""
+    long, seeded, *others = [one for one in mix(SMOLLM2_VOCAB) if one.id in ("long", "choices", "one")]
+    expected = alone(smollm2, [long], kv_memory=256 << 20)
+    engine = load(smollm2, kv_memory=256 << 20, max_batch_tokens=100, prefix_cache=True)
+    assert run(engine, [seeded, long, *others])[0]["long"] == expected["long"]
+    warm, usages = run(engine, [long])
+    assert warm == expected
+    assert usages["long"].cached_tokens == 599
+    engine.close()
