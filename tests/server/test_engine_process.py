@@ -1,0 +1,273 @@
+"""The engine in a process of its own: events, aborts, death, restart, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from tests.models import convert, tiny
+
+from pelton import errors
+from pelton.config import EngineConfig
+from pelton.engine.client import EngineClient, error_of
+from pelton.formats.quants import WeightType
+from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Event, Finish, SamplingParams, TokenEvent
+
+CONFIG = EngineConfig(kv_memory=8 << 20, max_batch_tokens=64, max_sequences=4, max_queue=2, threads=1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    convert.write(tiny.build("llama", max_position_embeddings=4096), path, lambda name, shape: WeightType.Q8_0)
+    return path
+
+
+def ask(id: str, length: int = 10, max_tokens: int = 5, **sampling: object) -> EngineRequest:
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, seed=0, **sampling)  # type: ignore[arg-type]
+    return EngineRequest(id=id, prompt_ids=[i % 100 for i in range(length)], sampling=params)
+
+
+async def collect(client: EngineClient, request: EngineRequest) -> list[Event]:
+    events = [event async for event in client.submit(request)]
+    assert sum(isinstance(event, Done | ErrorEvent) for event in events) == 1
+    assert isinstance(events[0], Accepted | ErrorEvent)
+    assert isinstance(events[-1], Done | ErrorEvent)
+    return events
+
+
+async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.01)
+
+
+def served(
+    model: Path,
+    body: Callable[[EngineClient], Awaitable[None]],
+    *,
+    in_process: bool = False,
+    config: EngineConfig = CONFIG,
+) -> None:
+    """Run a test's body with a started client, and see that no process is left."""
+
+    async def main() -> None:
+        client = EngineClient(model, config, in_process=in_process)
+        await client.start()
+        pid = client.pid
+        try:
+            await asyncio.wait_for(body(client), 120)
+        finally:
+            await client.close()
+        assert client.pid is None
+        assert pid is None or not Path(f"/proc/{pid}").exists()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_requests_are_answered_and_progress_is_told(model: Path, in_process: bool):
+    async def main() -> None:
+        shares: list[float] = []
+        client = EngineClient(model, CONFIG, in_process=in_process)
+        with pytest.raises(errors.Unavailable):
+            _ = client.info
+        await client.start(shares.append)
+        assert shares == sorted(shares)
+        assert shares[-1] == 1
+        assert client.info.vocab_size == tiny.VOCAB
+        assert client.info.context == 4096
+        answers = await asyncio.gather(*(collect(client, ask(str(i), 10 + i, n=2)) for i in range(3)))
+        for events in answers:
+            assert sum(isinstance(event, TokenEvent) for event in events) == 10
+            assert sum(isinstance(event, Finish) for event in events) == 2
+        assert client.counters.completion_tokens == 30
+        await client.close()
+        await client.close()
+        (event,) = await collect(client, ask("late"))
+        assert isinstance(error_of(event), errors.Unavailable)
+
+    asyncio.run(main())
+
+
+def test_both_ways_give_the_same(model: Path):
+    async def body(client: EngineClient) -> None:
+        told.append(await collect(client, ask("a", 100, 30)))
+
+    told: list[list[Event]] = []
+    served(model, body)
+    served(model, body, in_process=True)
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_abort_and_leaving_free_the_place_in_every_state(model: Path, in_process: bool):
+    async def body(client: EngineClient) -> None:
+        for state in ("decoding", "prefill", "queued"):
+            for leaves in (False, True):
+                others = [
+                    asyncio.create_task(collect(client, ask(f"{state} {leaves} {i}", 10, 3000)))
+                    for i in range(4 if state == "queued" else 0)
+                ]
+                if others:
+                    await until(lambda: client.counters.num_running == 4)
+                id = f"{state} {leaves}"
+                stream = client.submit(ask(id, 2000 if state == "prefill" else 10, 1000))
+                assert isinstance(await anext(stream), Accepted)
+                if state == "decoding":
+                    assert isinstance(await anext(stream), TokenEvent)
+                before = client.counters.aborted
+                if leaves:
+                    await stream.aclose()  # type: ignore[attr-defined]
+                else:
+                    client.abort(id)
+                    rest = [event async for event in stream]
+                    assert Finish(id, 0, "abort") in rest
+                    assert isinstance(rest[-1], Done)
+                await until(lambda before=before: client.counters.aborted == before + 1)
+                for i in range(len(others)):
+                    client.abort(f"{state} {leaves} {i}")
+                await asyncio.gather(*others)
+                await until(lambda: client.counters.kv_blocks_used == 0 and client.counters.num_waiting == 0)
+
+    served(model, body, in_process=in_process)
+
+
+def test_one_choice_can_be_ended(model: Path):
+    async def body(client: EngineClient) -> None:
+        reasons = {}
+        async for event in client.submit(ask("a", 10, 200, n=2)):
+            if isinstance(event, TokenEvent) and event.choice == 1:
+                client.abort("a", 1)
+            if isinstance(event, Finish):
+                reasons[event.choice] = event.reason
+        assert reasons == {0: "length", 1: "abort"}
+
+    served(model, body)
+
+
+def test_errors_come_by_their_names(model: Path):
+    async def body(client: EngineClient) -> None:
+        (event,) = await collect(client, ask("a", 5000))
+        assert isinstance(error_of(event), errors.ContextLengthExceeded)
+        assert "5000" in event.message
+        assert "4096" in event.message
+        running = [asyncio.create_task(collect(client, ask(str(i), 10, 1000))) for i in range(4)]
+        await until(lambda: client.counters.num_running == 4)
+        waiting = [asyncio.create_task(collect(client, ask(f"w{i}"))) for i in range(2)]
+        await until(lambda: client.counters.num_waiting == 2)
+        (event,) = await collect(client, ask("too many"))
+        assert isinstance(error_of(event), errors.Overloaded)
+        (event,) = await collect(client, ask("0"))
+        assert isinstance(error_of(event), errors.InvalidRequest)
+        for i in range(4):
+            client.abort(str(i))
+        await asyncio.gather(*running, *waiting)
+
+    served(model, body)
+
+
+def test_killed_in_the_middle_of_streams_and_started_again(model: Path):
+    async def body(client: EngineClient) -> None:
+        first = client.pid
+        streams = [asyncio.create_task(collect(client, ask(str(i), 10, 3000))) for i in range(6)]
+        await until(lambda: client.counters.num_running == 4 and client.counters.num_waiting == 2)
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        killed = time.monotonic()
+        for events in await asyncio.gather(*streams):
+            assert isinstance(events[-1], ErrorEvent)
+            assert isinstance(error_of(events[-1]), errors.EngineDied)
+            assert "SIGKILL" in events[-1].message
+        assert time.monotonic() - killed < 1
+        after = await collect(client, ask("after"))  # waits for the new process
+        assert isinstance(after[-1], Done)
+        assert client.pid not in (None, first)
+        assert not Path(f"/proc/{first}").exists()  # no zombie
+
+    served(model, body)
+
+
+def test_an_idle_engine_that_dies_comes_back_by_itself(model: Path):
+    async def body(client: EngineClient) -> None:
+        first = client.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: client.pid not in (None, first))
+        assert isinstance((await collect(client, ask("a")))[-1], Done)
+
+    served(model, body)
+
+
+def test_what_cannot_be_loaded_is_said_and_leaves_nothing(tmp_path: Path, model: Path):
+    async def fails(path: Path, config: EngineConfig, kind: type[errors.PeltonError], words: str) -> None:
+        client = EngineClient(path, config)
+        with pytest.raises(kind, match=words):
+            await client.start()
+        await client.close()
+
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF\x03\0\0\0" + b"\xff" * 20)
+    asyncio.run(fails(broken, CONFIG, errors.FormatError, "broken.gguf"))
+    asyncio.run(fails(tmp_path / "absent.gguf", CONFIG, errors.ModelNotFound, "absent.gguf"))
+    asyncio.run(fails(model, EngineConfig(kv_memory=1000), errors.InsufficientMemory, "context"))
+    asyncio.run(fails(model, EngineConfig(isa="nonsense"), errors.ConfigError, "nonsense"))
+
+
+CHILD = """
+import asyncio, sys
+from pathlib import Path
+from pelton.config import EngineConfig
+from pelton.engine.client import EngineClient
+from pelton.request import EngineRequest, SamplingParams
+
+async def main():
+    client = EngineClient(Path(sys.argv[1]), EngineConfig(kv_memory=8 << 20, threads=1))
+    await client.start()
+    print(client.pid, flush=True)
+    request = EngineRequest(id="a", prompt_ids=[1], sampling=SamplingParams(max_tokens=4000, seed=0))
+    async for event in client.submit(request):
+        pass
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_the_process_ends_with_its_parent_in_the_middle_of_a_stream(model: Path, how: signal.Signals):
+    parent = subprocess.Popen([sys.executable, "-c", CHILD, str(model)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    engine = int(parent.stdout.readline())
+    parent.send_signal(how)
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 5
+    while _is_alive(engine):
+        assert time.monotonic() < deadline, "the engine outlived its parent"
+        time.sleep(0.02)
+
+
+def _is_alive(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    return False
+
+
+def test_an_idle_process_sleeps(model: Path):
+    async def body(client: EngineClient) -> None:
+        await collect(client, ask("a"))
+        stat = Path(f"/proc/{client.pid}/stat")
+        before = sum(map(int, stat.read_text().rsplit(")", 1)[1].split()[11:13]))
+        await asyncio.sleep(2)
+        assert sum(map(int, stat.read_text().rsplit(")", 1)[1].split()[11:13])) - before <= 10  # 0.1 s of 2
+
+    served(model, body)
