@@ -1,0 +1,168 @@
+"""One answer, whatever the dialect: start its requests, then stream what comes or fold it into one piece."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from starlette.requests import Request as HTTPRequest
+from starlette.types import ASGIApp
+
+from pelton.errors import InternalError, PeltonError
+from pelton.pool import Pool
+from pelton.request import Request, TextDelta, TextDone, TextEvent, TextFinish, TokenText, Usage
+from pelton.server.wire import JSON, EventStream, unless_gone
+
+TextStream = AsyncGenerator[TextEvent, None]
+IndexedStream = AsyncGenerator[tuple[int, TextEvent], None]
+
+
+@dataclass
+class Choice:
+    """All of one choice, for an answer in one piece."""
+
+    text: list[str] = field(default_factory=list)
+    tokens: list[TokenText] = field(default_factory=list)
+    finish: TextFinish | None = None
+
+
+class Reply(Protocol):
+    """How a dialect writes one answer. Choices are numbered over all requests of the answer."""
+
+    is_stream: bool
+    num_choices: int
+    """Choices of each request."""
+    fingerprint: str
+    """Set once the model's service is known."""
+
+    def opening(self, index: int) -> bytes:
+        """What a stream begins with for this choice."""
+        ...
+
+    def delta(self, index: int, delta: TextDelta) -> bytes:
+        """A piece of a stream; empty where there is nothing to say."""
+        ...
+
+    def finish(self, index: int, finish: TextFinish) -> bytes:
+        """The last piece of a choice."""
+        ...
+
+    def ending(self, usage: Usage) -> bytes:
+        """The end of a stream that went well."""
+        ...
+
+    def failure(self, error: PeltonError) -> bytes:
+        """The end of a stream that did not."""
+        ...
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> Any:
+        """The answer in one piece."""
+        ...
+
+
+async def answer(pool: Pool, http: HTTPRequest, reply: Reply, requests: Sequence[Request]) -> ASGIApp:
+    """Start all requests, which share one answer. What is wrong with them is raised here, before any status line."""
+    service = await unless_gone(http, pool.get(requests[0].model))
+    reply.fingerprint = service.fingerprint
+    streams = await unless_gone(http, _start([service.generate(request) for request in requests]))
+    events = _merge(streams, reply.num_choices)
+    count = len(requests) * reply.num_choices
+    if not reply.is_stream:
+        return JSON(await unless_gone(http, _fold(reply, events, count)))
+    chunks = _chunks(reply, events, count)
+    return EventStream(chunks, lambda error: reply.failure(_known(error)))
+
+
+def _known(error: Exception) -> PeltonError:
+    return error if isinstance(error, PeltonError) else InternalError("the server failed while it answered")
+
+
+async def _start(starting: Sequence[Any]) -> list[TextStream]:
+    """Await every request's acceptance; if one is refused, the others are given up."""
+    results: list[TextStream | BaseException] = await asyncio.gather(*starting, return_exceptions=True)
+    streams = [result for result in results if not isinstance(result, BaseException)]
+    for failed in results:
+        if isinstance(failed, BaseException):
+            for stream in streams:
+                await stream.aclose()
+            raise failed
+    return streams
+
+
+async def _merge(streams: Sequence[TextStream], num_choices: int) -> IndexedStream:
+    """(index of the answer's choice, event) of all streams, as they come."""
+    queue: asyncio.Queue[tuple[int, TextEvent] | Exception | None] = asyncio.Queue(maxsize=64)
+
+    async def pump(i: int, stream: TextStream) -> None:
+        try:
+            async with aclosing(stream):
+                async for event in stream:
+                    await queue.put((i * num_choices + getattr(event, "choice", 0), event))
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    if len(streams) == 1:
+        async with aclosing(streams[0]):
+            async for event in streams[0]:
+                yield getattr(event, "choice", 0), event
+        return
+    tasks = [asyncio.create_task(pump(i, stream)) for i, stream in enumerate(streams)]
+    try:
+        num_running = len(tasks)
+        while num_running:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _chunks(reply: Reply, events: IndexedStream, count: int) -> AsyncGenerator[bytes, None]:
+    """The bytes of a stream. The first piece is there at once: the status line does not wait for a token."""
+    usage = Usage()
+    async with aclosing(events):
+        yield b"".join(reply.opening(i) for i in range(count))
+        async for index, event in events:
+            match event:
+                case TextDelta():
+                    yield reply.delta(index, event)
+                case TextFinish():
+                    yield reply.finish(index, event)
+                case TextDone():
+                    usage = _sum(usage, event.usage)
+        yield reply.ending(usage)
+
+
+async def _fold(reply: Reply, events: IndexedStream, count: int) -> Any:
+    """The answer in one piece."""
+    usage = Usage()
+    choices = [Choice() for _ in range(count)]
+    async with aclosing(events):
+        async for index, event in events:
+            match event:
+                case TextDelta():
+                    choices[index].text.append(event.text)
+                    choices[index].tokens.extend(event.tokens)
+                case TextFinish():
+                    choices[index].finish = event
+                case TextDone():
+                    usage = _sum(usage, event.usage)
+    return reply.whole(choices, usage)
+
+
+def _sum(a: Usage, b: Usage) -> Usage:
+    return Usage(
+        prompt_tokens=a.prompt_tokens + b.prompt_tokens,
+        completion_tokens=a.completion_tokens + b.completion_tokens,
+        cached_tokens=a.cached_tokens + b.cached_tokens,
+    )

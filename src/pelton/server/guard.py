@@ -1,0 +1,69 @@
+"""What stands before every route, as pure ASGI: request ids, the bound on bodies, and no new work while draining."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pelton.errors import PeltonError, RequestTooLarge, Unavailable
+
+_GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+ErrorWriter = Callable[[PeltonError, Scope, Receive, Send], Awaitable[None]]
+
+
+class Guard:
+    """The outermost layer. `is_draining` refuses new work with 503; `num_active` counts answers under way."""
+
+    def __init__(self, app: ASGIApp, *, max_body: int, write_error: ErrorWriter) -> None:
+        self._app = app
+        self._max_body = max_body
+        self._write_error = write_error
+        self.is_draining = False
+        self.num_active = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run one request (ASGI)."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _GOOD_ID.fullmatch(given) else secrets.token_hex(12)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        self.num_active += 1
+        try:
+            if self.is_draining and scope["path"] != "/health":
+                raise Unavailable("the server is shutting down")
+            if (
+                headers.get("content-length", "0").isdigit()
+                and int(headers.get("content-length", "0")) > self._max_body
+            ):
+                raise RequestTooLarge(f"the body is larger than {self._max_body} bytes")
+            await self._app(scope, self._bounded(receive), send_with_id)
+        except (RequestTooLarge, Unavailable) as error:
+            await self._write_error(error, scope, receive, send_with_id)
+        finally:
+            self.num_active -= 1
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """`receive`, which refuses a body that grows past the bound whatever its headers said."""
+        total = 0
+
+        async def bounded() -> Message:
+            nonlocal total
+            message = await receive()
+            total += len(message.get("body", b""))
+            if total > self._max_body:
+                raise RequestTooLarge(f"the body is larger than {self._max_body} bytes")
+            return message
+
+        return bounded

@@ -1,0 +1,135 @@
+"""OpenAI's dialect: /v1/models, /v1/chat/completions and /v1/completions, to `Request`. `openai_reply` writes the
+answers."""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from pelton.errors import InvalidRequest
+from pelton.pool import ModelCard, Pool
+from pelton.request import Message, Request, SamplingParams
+from pelton.server import openai_types as wire
+from pelton.server.answer import answer
+from pelton.server.openai_reply import ChatReply, CompletionReply
+from pelton.server.wire import JSON, read
+
+
+def routes(pool: Pool) -> list[Route]:
+    """The dialect's routes."""
+
+    async def chat(http: HTTPRequest) -> ASGIApp:
+        body, extras = await read(http, wire.ChatRequest)
+        request = Request(
+            id=f"chatcmpl-{secrets.token_hex(12)}",
+            model=body.model,
+            messages=tuple(_message(message) for message in body.messages),
+            sampling=_chat_sampling(body),
+            add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
+            continue_final_message=bool(body.continue_final_message),
+            template_kwargs=body.chat_template_kwargs or {},
+            user=body.user,
+        )
+        reply = ChatReply(request.id, body, extras, wants_logprobs=bool(body.logprobs))
+        return await answer(pool, http, reply, [request])
+
+    async def completions(http: HTTPRequest) -> ASGIApp:
+        body, extras = await read(http, wire.CompletionRequest)
+        base = Request(
+            id=f"cmpl-{secrets.token_hex(12)}",
+            model=body.model,
+            sampling=_sampling(body, body.max_tokens if body.max_tokens is not None else 16, body.logprobs),
+            user=body.user,
+        )
+        reply = CompletionReply(base.id, body, extras, wants_logprobs=body.logprobs is not None)
+        return await answer(pool, http, reply, _prompts(base, body.prompt))
+
+    async def models(_: HTTPRequest) -> Response:
+        return JSON(wire.ModelList(data=[_card(card) for card in pool.models()]))
+
+    async def model(http: HTTPRequest) -> Response:
+        return JSON(_card(pool.model(http.path_params["name"])))
+
+    return [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/models", models, methods=["GET"]),
+        Route("/v1/models/{name:path}", model, methods=["GET"]),
+    ]
+
+
+def _message(message: wire.WireMessage) -> Message:
+    content = tuple(message.content) if isinstance(message.content, list) else message.content
+    return Message(
+        role=message.role,
+        content=content,
+        name=message.name,
+        tool_calls=None if message.tool_calls is None else tuple(message.tool_calls),
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def _chat_sampling(body: wire.ChatRequest) -> SamplingParams:
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    if body.max_tokens == 0 or body.max_completion_tokens == 0:
+        raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
+    limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None]
+    return _sampling(body, min(limits, default=None), (body.top_logprobs or 0) if body.logprobs else None)
+
+
+def _sampling(body: wire.SamplingFields, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    names = {each.name for each in msgspec.structs.fields(SamplingParams)}
+    given = {
+        each.name: value
+        for each in msgspec.structs.fields(body)
+        if each.name in names - {"stop", "logit_bias", "stop_token_ids", "max_tokens", "logprobs"}
+        and (value := getattr(body, each.name)) is not None
+    }
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    return SamplingParams(
+        **given,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        stop=stop,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        logit_bias=_logit_bias(body.logit_bias or {}),
+    )
+
+
+def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): bias for token, bias in given.items()}
+    except ValueError:
+        raise InvalidRequest("logit_bias: keys must be token ids", param="logit_bias") from None
+
+
+MAX_PROMPTS = 256
+
+
+def _prompts(base: Request, prompt: str | list[str | int | list[int]]) -> list[Request]:
+    """One request per prompt; all of them share one answer."""
+    if isinstance(prompt, str):
+        return [msgspec.structs.replace(base, prompt=prompt)]
+    if not prompt or len(prompt) > MAX_PROMPTS:
+        raise InvalidRequest(f"prompt: 1 to {MAX_PROMPTS} prompts, got {len(prompt)}", param="prompt")
+    ids = [item for item in prompt if isinstance(item, int)]
+    if len(ids) == len(prompt):
+        return [msgspec.structs.replace(base, prompt_ids=tuple(ids))]
+    if ids or len({type(item) for item in prompt}) > 1:
+        raise InvalidRequest("prompt: texts, ids and lists of ids cannot be mixed", param="prompt")
+    return [
+        msgspec.structs.replace(base, id=f"{base.id}-{i}", prompt=item)
+        if isinstance(item, str)
+        else msgspec.structs.replace(base, id=f"{base.id}-{i}", prompt_ids=tuple(item))  # type: ignore[arg-type]
+        for i, item in enumerate(prompt)
+    ]
+
+
+def _card(card: ModelCard) -> wire.ModelCard:
+    return wire.ModelCard(id=card.id, created=card.created, max_model_len=card.context)

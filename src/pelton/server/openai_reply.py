@@ -1,0 +1,207 @@
+"""How OpenAI's two endpoints write their answers: whole, and as a stream of chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from pelton.errors import InternalError, InvalidRequest, PeltonError
+from pelton.request import TextDelta, TextFinish, TokenText, Usage
+from pelton.server import openai_types as wire
+from pelton.server.answer import Choice
+from pelton.server.wire import DONE, sse
+
+B = TypeVar("B", bound=wire.SamplingFields)
+
+
+def error_body(error: PeltonError) -> wire.ErrorAnswer:
+    """An error as OpenAI's clients expect it."""
+    return wire.ErrorAnswer(
+        error=wire.ErrorBody(message=error.message, type=error.type, param=error.param, code=error.code)
+    )
+
+
+class OpenAIReply(Generic[B]):
+    """What both endpoints share: ids, time, usage, ignored parameters, the end of a stream."""
+
+    object_name: str
+    chunk_name: str
+
+    def __init__(self, id: str, body: B, extras: dict[str, Any], *, wants_logprobs: bool) -> None:
+        self.id = id
+        self.model = body.model
+        self.num_choices = 1 if body.n is None else body.n
+        self.is_stream = bool(body.stream)
+        if body.stream_options is not None and not body.stream:
+            raise InvalidRequest("stream_options needs stream: true", param="stream_options")
+        self.wants_usage = body.stream_options is not None and body.stream_options.include_usage
+        self.wants_logprobs = wants_logprobs
+        self.ignored = _ignored(extras)
+        self.created = int(time.time())
+        self.fingerprint = ""
+
+    def chunk(self, choices: list[Any], usage: wire.WireUsage | None = None) -> bytes:
+        """One chunk. Where usage was asked for it stands in every chunk, null in all but the last."""
+        value = wire.Chunk(
+            id=self.id,
+            object=self.chunk_name,
+            created=self.created,
+            model=self.model,
+            system_fingerprint=self.fingerprint,
+            choices=choices,
+            usage=usage if self.wants_usage else msgspec.UNSET,
+            ignored_params=self.ignored or msgspec.UNSET,
+        )
+        return sse(value)
+
+    def ending(self, usage: Usage) -> bytes:
+        """The usage chunk where it was asked for, and the end mark."""
+        return (self.chunk([], _usage(usage)) if self.wants_usage else b"") + DONE
+
+    def failure(self, error: PeltonError) -> bytes:
+        """One error event; no end mark follows."""
+        return sse(error_body(error))
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> wire.Answer:
+        """The answer in one piece."""
+        return wire.Answer(
+            id=self.id,
+            object=self.object_name,
+            created=self.created,
+            model=self.model,
+            system_fingerprint=self.fingerprint,
+            choices=[self.choice(i, choice, _finish_of(choice)) for i, choice in enumerate(choices)],
+            usage=_usage(usage),
+            ignored_params=self.ignored or msgspec.UNSET,
+        )
+
+    def choice(self, index: int, choice: Choice, finish: TextFinish) -> Any:
+        """One choice of the answer in one piece."""
+        raise NotImplementedError
+
+
+class ChatReply(OpenAIReply[wire.ChatRequest]):
+    """Writes chat completions."""
+
+    object_name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
+
+    def opening(self, index: int) -> bytes:
+        """The chunk that carries the role."""
+        return self.chunk([wire.ChunkChoice(index=index, delta=wire.Delta(role="assistant", content=""))])
+
+    def delta(self, index: int, delta: TextDelta) -> bytes:
+        """A piece of text, with its tokens' logprobs where they were asked for."""
+        if not delta.text and not delta.tokens:
+            return b""
+        logprobs = _chat_logprobs(delta.tokens) if self.wants_logprobs else None
+        return self.chunk([wire.ChunkChoice(index=index, delta=wire.Delta(content=delta.text), logprobs=logprobs)])
+
+    def finish(self, index: int, finish: TextFinish) -> bytes:
+        """The chunk that carries the finish reason."""
+        end = wire.ChunkChoice(index=index, delta=wire.Delta(), finish_reason=finish.reason, stop_reason=finish.stop)
+        return self.chunk([end])
+
+    def choice(self, index: int, choice: Choice, finish: TextFinish) -> wire.ChatChoice:
+        """One choice of the answer in one piece."""
+        return wire.ChatChoice(
+            index=index,
+            message=wire.AnswerMessage(content="".join(choice.text)),
+            logprobs=_chat_logprobs(choice.tokens) if self.wants_logprobs else None,
+            finish_reason=finish.reason,
+            stop_reason=finish.stop,
+        )
+
+
+class CompletionReply(OpenAIReply[wire.CompletionRequest]):
+    """Writes completions."""
+
+    object_name = "text_completion"
+    chunk_name = "text_completion"
+
+    def __init__(self, id: str, body: wire.CompletionRequest, extras: dict[str, Any], *, wants_logprobs: bool) -> None:
+        super().__init__(id, body, extras, wants_logprobs=wants_logprobs)
+        self._offsets: dict[int, int] = {}
+
+    def opening(self, index: int) -> bytes:
+        """Nothing: a completion has no role."""
+        return b""
+
+    def delta(self, index: int, delta: TextDelta) -> bytes:
+        """A piece of text, with its tokens' logprobs where they were asked for."""
+        if not delta.text and not delta.tokens:
+            return b""
+        return self.chunk([self._choice(index, delta.text, delta.tokens, None)])
+
+    def finish(self, index: int, finish: TextFinish) -> bytes:
+        """The chunk that carries the finish reason."""
+        return self.chunk([self._choice(index, "", (), finish)])
+
+    def choice(self, index: int, choice: Choice, finish: TextFinish) -> wire.CompletionChoice:
+        """One choice of the answer in one piece."""
+        return self._choice(index, "".join(choice.text), choice.tokens, finish)
+
+    def _choice(
+        self, index: int, text: str, tokens: Sequence[TokenText], finish: TextFinish | None
+    ) -> wire.CompletionChoice:
+        return wire.CompletionChoice(
+            index=index,
+            text=text,
+            logprobs=self._logprobs(index, tokens) if self.wants_logprobs else None,
+            finish_reason=None if finish is None else finish.reason,
+            stop_reason=None if finish is None else finish.stop,
+        )
+
+    def _logprobs(self, index: int, tokens: Sequence[TokenText]) -> wire.CompletionLogprobs:
+        columns = wire.CompletionLogprobs()
+        offset = self._offsets.get(index, 0)
+        for token in tokens:
+            columns.tokens.append(token.text)
+            columns.token_logprobs.append(token.logprob)
+            columns.top_logprobs.append({top.text: top.logprob for top in token.top})
+            columns.text_offset.append(offset)
+            offset += len(token.text)
+        self._offsets[index] = offset
+        return columns
+
+
+def _finish_of(choice: Choice) -> TextFinish:
+    if choice.finish is None:
+        raise InternalError("a choice ended without a finish")
+    return choice.finish
+
+
+def _ignored(extras: dict[str, Any]) -> list[str]:
+    """Names of the fields that change nothing here. Raises `InvalidRequest` for one that would."""
+    for name, values in wire.NOT_OFFERED.items():
+        if name in extras and extras[name] not in values:
+            raise InvalidRequest(f"{name} is not supported by this server", param=name)
+    return sorted(name for name in extras if name not in wire.NOT_OFFERED)
+
+
+def _usage(usage: Usage) -> wire.WireUsage:
+    return wire.WireUsage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        prompt_tokens_details=wire.PromptTokensDetails(usage.cached_tokens),
+    )
+
+
+def _chat_logprobs(tokens: Sequence[TokenText]) -> wire.ChatLogprobs:
+    return wire.ChatLogprobs(
+        content=[
+            wire.TokenLogprob(
+                token=token.text,
+                logprob=token.logprob,
+                bytes=list(token.bytes),
+                top_logprobs=[
+                    wire.TopLogprob(token=top.text, logprob=top.logprob, bytes=list(top.bytes)) for top in token.top
+                ],
+            )
+            for token in tokens
+        ]
+    )

@@ -1,0 +1,255 @@
+"""OpenAI's wire types, as far as Pelton speaks them, with vLLM's extra fields.
+
+Source: OpenAI's API reference (chat completions, completions, models) and vLLM's documentation of its extra
+parameters. A field that Pelton knows but does not offer yet stands in `NOT_OFFERED` with the values that mean
+nothing: any other value is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+Stop = str | list[str] | None
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """`stream_options`."""
+
+    include_usage: bool = False
+
+
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What chat completions and completions share."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: Stop = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+    # vLLM's
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+
+
+class WireMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `messages`."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class ChatRequest(SamplingFields, frozen=True, kw_only=True):
+    """The body of POST /v1/chat/completions."""
+
+    messages: list[WireMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    # vLLM's
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
+    """The body of POST /v1/completions."""
+
+    prompt: str | list[str | int | list[int]]
+    """A text, texts, the ids of one text, or those of several."""
+    logprobs: int | None = None
+
+
+_NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
+NOT_OFFERED: dict[str, tuple[Any, ...]] = {
+    "tools": _NOTHING,
+    "tool_choice": (*_NOTHING, "none", "auto"),
+    "functions": _NOTHING,
+    "function_call": (*_NOTHING, "none", "auto"),
+    "response_format": (*_NOTHING, {"type": "text"}),
+    "modalities": (*_NOTHING, ["text"]),
+    "audio": _NOTHING,
+    "prediction": _NOTHING,
+    "web_search_options": _NOTHING,
+    "echo": _NOTHING,
+    "suffix": _NOTHING,
+    "best_of": (*_NOTHING, 1),
+    "use_beam_search": _NOTHING,
+    "guided_json": _NOTHING,
+    "guided_regex": _NOTHING,
+    "guided_choice": _NOTHING,
+    "guided_grammar": _NOTHING,
+    "structured_outputs": _NOTHING,
+    "prompt_logprobs": _NOTHING,
+    "bad_words": _NOTHING,
+    "allowed_token_ids": _NOTHING,
+}
+"""Known fields that Pelton does not offer, with their values that ask for nothing."""
+
+
+class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """One alternative of a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """One token of a chat completion's `logprobs.content`."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """`logprobs` of a chat completion's choice."""
+
+    content: list[TokenLogprob]
+
+
+class CompletionLogprobs(msgspec.Struct, kw_only=True):
+    """`logprobs` of a completion's choice: parallel lists over tokens."""
+
+    tokens: list[str] = []
+    token_logprobs: list[float] = []
+    top_logprobs: list[dict[str, float]] = []
+    text_offset: list[int] = []
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """`usage.prompt_tokens_details`."""
+
+    cached_tokens: int
+
+
+class WireUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """`usage`."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """`choices[].message`."""
+
+    role: str = "assistant"
+    content: str = ""
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """`choices[]` of a chat completion."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    stop_reason: str | int | None
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """`choices[]` of a completion, and of each of its chunks."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`choices[].delta`."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """`choices[]` of a chat completion's chunk."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole chat completion or completion."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice] | list[CompletionChoice]
+    usage: WireUsage
+    ignored_params: list[str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One chunk of a stream. `usage` stands (null but in the last) only where it was asked for."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChunkChoice] | list[CompletionChoice]
+    usage: WireUsage | msgspec.UnsetType | None = msgspec.UNSET
+    ignored_params: list[str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of GET /v1/models."""
+
+    id: str
+    created: int
+    max_model_len: int | None = None
+    object: str = "model"
+    owned_by: str = "pelton"
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/models."""
+
+    data: list[ModelCard]
+    object: str = "list"
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The inner part of an error."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Every error's body."""
+
+    error: ErrorBody

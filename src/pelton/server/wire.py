@@ -1,0 +1,147 @@
+"""Typed JSON in, server-sent events out: what every dialect needs of HTTP and nothing of any dialect."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pelton.errors import InvalidRequest
+
+S = TypeVar("S", bound=msgspec.Struct)
+A = TypeVar("A")
+
+KEEP_ALIVE_SECONDS = 15.0
+_json = msgspec.json.Encoder()
+
+
+class JSON(Response):
+    """A JSON answer from any msgspec-encodable value."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """The body's bytes."""
+        return _json.encode(content)
+
+
+async def read(request: Request, wire_type: type[S]) -> tuple[S, dict[str, Any]]:
+    """The body as `wire_type`, and those of its top-level fields that the type does not know.
+
+    Raises `InvalidRequest` that names the field, for bytes that are no JSON, a wrong type or too deep a nesting.
+    """
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        raise InvalidRequest("the client went away before its request had arrived") from None
+    try:
+        plain = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {_short(error)}") from None
+    if not isinstance(plain, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    try:
+        value = msgspec.convert(plain, wire_type)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        raise InvalidRequest(_short(f"{path.strip('`.') or 'body'}: {message}"), param=_param(path)) from None
+    known = {field.encode_name for field in msgspec.structs.fields(wire_type)}
+    return value, {name: plain[name] for name in plain if name not in known}
+
+
+def _short(text: object, limit: int = 300) -> str:
+    line = str(text)
+    return line if len(line) <= limit else line[:limit] + "..."
+
+
+def _param(path: str) -> str | None:
+    name = path.strip("`.").split(".")[0].split("[")[0]
+    return name or None
+
+
+def sse(value: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + _json.encode(value) + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class EventStream:
+    """An ASGI answer that streams `chunks` and stops them when the client goes away.
+
+    The status line leaves with the first chunk: whatever could be wrong with the request has been answered before.
+    `failure` turns an exception in mid-stream into the last event.
+    """
+
+    def __init__(self, chunks: AsyncGenerator[bytes, None], failure: Callable[[Exception], bytes]) -> None:
+        self._chunks = chunks
+        self._failure = failure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the answer (ASGI)."""
+        writer = asyncio.ensure_future(self._write(send))
+        watcher = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait((writer, watcher), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _cancel(writer, watcher)
+
+    async def _write(self, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async with aclosing(_with_keep_alive(self._chunks)) as chunks:
+            try:
+                async for chunk in chunks:
+                    if chunk:
+                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            except Exception as error:
+                await send({"type": "http.response.body", "body": self._failure(error), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _with_keep_alive(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The same chunks, with comment lines while nothing comes, so that proxies keep the connection."""
+    async with aclosing(chunks):
+        while True:
+            pending = asyncio.ensure_future(anext(chunks))
+            try:
+                while not (await asyncio.wait((pending,), timeout=KEEP_ALIVE_SECONDS))[0]:
+                    yield KEEP_ALIVE
+                yield pending.result()
+            except StopAsyncIteration:
+                return
+            finally:
+                await _cancel(pending)
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    """End tasks and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(request: Request, work: Awaitable[A]) -> A:
+    """The result of `work`, which is cancelled when the client goes away first."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_gone(request.receive))
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise InvalidRequest("the client went away")
+        return task.result()
+    finally:
+        await _cancel(task, watcher)

@@ -1,0 +1,109 @@
+"""A pool whose service says what a test tells it to, and the real HTTP server over it on a loopback port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, field
+
+import uvicorn
+
+from pelton.config import ServerConfig
+from pelton.errors import ModelNotFound, PeltonError
+from pelton.pool import ModelCard
+from pelton.request import Request, TextDelta, TextDone, TextEvent, TextFinish, TokenText, Usage
+from pelton.server import app
+
+
+def token(text: str) -> TokenText:
+    likely = tuple(
+        TokenText(id=i, text=t, bytes=t.encode(), logprob=p) for i, (t, p) in enumerate(((text, -0.1), ("x", -3.0)))
+    )
+    return TokenText(id=7, text=text, bytes=text.encode(), logprob=-0.1, top=likely)
+
+
+@dataclass
+class ScriptedService:
+    """Answers every choice with `words`, then does what `then` says."""
+
+    words: tuple[str, ...] = ("Hel", "lo", " 🦙")
+    refuse: PeltonError | None = None
+    fail_after: int | None = None
+    hang_after: int | None = None
+    name: str = "scripted"
+    fingerprint: str = "fp-test"
+    requests: list[Request] = field(default_factory=list)
+    num_open: int = 0
+    num_ended: int = 0
+
+    async def generate(self, request: Request) -> AsyncGenerator[TextEvent, None]:
+        self.requests.append(request)
+        await asyncio.sleep(0)
+        if self.refuse is not None:
+            raise self.refuse
+        self.num_open += 1
+        return self._events(request)
+
+    async def _events(self, request: Request) -> AsyncGenerator[TextEvent, None]:
+        wants = request.sampling.logprobs is not None
+        try:
+            for i, word in enumerate(self.words):
+                if i == self.fail_after:
+                    raise PeltonError("the engine broke")
+                if i == self.hang_after:
+                    await asyncio.sleep(3600)
+                for choice in range(request.sampling.n):
+                    yield TextDelta(choice=choice, text=word, tokens=(token(word),) if wants else (), num_tokens=1)
+                await asyncio.sleep(0)
+            for choice in range(request.sampling.n):
+                yield TextFinish(choice=choice, reason="stop", stop="END")
+            n = len(self.words) * request.sampling.n
+            yield TextDone(usage=Usage(prompt_tokens=5, completion_tokens=n, cached_tokens=2))
+            self.num_ended += 1
+        finally:
+            self.num_open -= 1
+
+
+@dataclass
+class ScriptedPool:
+    service: ScriptedService
+    is_closed: bool = False
+
+    async def get(self, name: str) -> ScriptedService:
+        self.model(name)
+        return self.service
+
+    def models(self) -> list[ModelCard]:
+        return [ModelCard(id="scripted", created=1, context=99)]
+
+    def model(self, name: str) -> ModelCard:
+        if name != "scripted":
+            raise ModelNotFound(f"there is no model {name!r}; there is: scripted", param="model")
+        return self.models()[0]
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+@contextlib.contextmanager
+def serving(service: ScriptedService, **settings: object) -> Iterator[str]:
+    """The address of a server over the service, running in a thread."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    config = ServerConfig(**settings)  # type: ignore[arg-type]
+    guard = app.build(ScriptedPool(service), config)  # type: ignore[arg-type]
+    server = uvicorn.Server(uvicorn.Config(guard, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
