@@ -1,0 +1,151 @@
+"""`pelton`: subcommands and their options. Everything heavy is imported inside the command that needs it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from pelton import __version__
+from pelton.errors import PeltonError
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+class Group(click.Group):
+    """Prints Pelton's own errors as one line, without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a subcommand."""
+        try:
+            return super().invoke(ctx)
+        except PeltonError as error:
+            click.echo(f"pelton: {error.message}", err=True)
+            ctx.exit(1)
+
+
+def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The settings of one model's engine; each also has a PELTON_ variable."""
+    options = [
+        click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads. [default: one per core]"),
+        click.option(
+            "--context", type=click.IntRange(1), help="Tokens a conversation may hold. [default: the model's]"
+        ),
+        click.option("--kv-dtype", type=click.Choice(["bf16", "f32"]), help="Type of the KV cache. [default: bf16]"),
+        click.option(
+            "--isa", type=click.Choice(["generic", "avx2", "avx512", "amx"]), help="[default: the CPU's best]"
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.group(cls=Group, context_settings=CONTEXT)
+@click.version_option(__version__, prog_name="pelton")
+def main() -> None:
+    """One engine for large language models, from a laptop to a cluster.
+
+    A MODEL is a short name from the catalogue (smollm2), a repository on the Hugging Face Hub (owner/name:Q4_K_M), or
+    the path of a .gguf file.
+    """
+
+
+@main.command()
+@click.argument("model")
+@click.argument("prompt", nargs=-1)
+@click.option("--system", help="System message.")
+@click.option("--max-tokens", type=click.IntRange(1), help="End the answer after this many tokens.")
+@click.option("--temperature", type=click.FloatRange(0, 2), default=0.7, show_default=True, help="0: greedy.")
+@click.option("--top-p", type=click.FloatRange(0, 1), default=0.95, show_default=True)
+@click.option("--seed", type=int, help="Makes the answer repeatable.")
+@click.option("--verbose", is_flag=True, help="Show speed after each answer.")
+@engine_options
+def run(model: str, prompt: tuple[str, ...], **options: Any) -> None:
+    """Answer PROMPT, or chat if there is none.
+
+    A prompt may also come through a pipe: `pelton run smollm2 < question.txt`.
+    """
+    from pelton.cli import chat
+
+    text = " ".join(prompt)
+    if not text and not sys.stdin.isatty():
+        text = sys.stdin.read().strip()
+        if not text:
+            raise click.UsageError("the prompt that came through the pipe is empty")
+    chat.run(model, text or None, **options)
+
+
+@main.command()
+@click.argument("model")
+@click.option("--host", help="Address to listen on. [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="[default: 8000]")
+@click.option("--served-name", help="The name clients use. [default: MODEL]")
+@click.option("--max-batch-tokens", type=click.IntRange(1), help="Tokens of one step. [default: 512]")
+@click.option("--max-sequences", type=click.IntRange(1), help="Sequences that run at once. [default: 64]")
+@click.option("--max-queue", type=click.IntRange(0), help="Requests that may wait. [default: 256]")
+@click.option("--drain-timeout", type=click.FloatRange(0), help="Seconds for answers to end at shutdown. [default: 30]")
+@engine_options
+def serve(model: str, **options: Any) -> None:
+    """Serve MODEL over HTTP, with OpenAI's API."""
+    from pelton.cli import serve as command
+
+    command.serve(model, **options)
+
+
+@main.command()
+@click.argument("model")
+def pull(model: str) -> None:
+    """Fetch MODEL into the local store."""
+    from pelton.cli import models
+
+    models.pull(model)
+
+
+@main.command("list")
+def list_models() -> None:
+    """List the models in the local store."""
+    from pelton.cli import models
+
+    models.list_models()
+
+
+@main.command()
+@click.argument("model")
+def show(model: str) -> None:
+    """Show what MODEL is: architecture, sizes, types, template."""
+    from pelton.cli import models
+
+    models.show(model)
+
+
+@main.command()
+@click.argument("model", nargs=-1, required=True)
+def rm(model: tuple[str, ...]) -> None:
+    """Remove MODEL from the local store."""
+    from pelton.cli import models
+
+    models.remove(model)
+
+
+@main.group()
+def bench() -> None:
+    """Measure, beside the machine's limits."""
+
+
+@bench.command("serve")
+@click.option("--url", "urls", multiple=True, default=("http://127.0.0.1:8000",), show_default=True, help="Repeatable.")
+@click.option("--concurrency", multiple=True, type=click.IntRange(1, 1000), default=(1, 4, 16), show_default=True)
+@click.option("--prompt", type=click.IntRange(1), default=128, show_default=True, help="Tokens in.")
+@click.option("--output", type=click.IntRange(1), default=128, show_default=True, help="Tokens out.")
+@click.option("--requests", type=click.IntRange(1), default=16, show_default=True, help="Per level of concurrency.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line per result.")
+def bench_serve(
+    urls: tuple[str, ...], concurrency: tuple[int, ...], prompt: int, output: int, requests: int, as_json: bool
+) -> None:
+    """Put load on one or several OpenAI-compatible servers and compare them."""
+    from pelton.cli import bench as command
+
+    command.serve(urls, concurrency, prompt, output, requests, as_json)

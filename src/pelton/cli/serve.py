@@ -1,0 +1,39 @@
+"""`pelton serve`: load a model and answer over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from typing import Any
+
+import click
+
+from pelton import config
+
+
+def serve(model: str, *, served_name: str | None, **options: Any) -> None:
+    """Serve until a signal ends it."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    asyncio.run(_serve(model, served_name, config.load(**options)))
+
+
+async def _serve(model: str, served_name: str | None, settings: config.Config) -> None:
+    """The model loads while the server's modules do; the port opens when the model is ready."""
+    from pelton.cli.progress import Bars
+    from pelton.pool import Pool
+
+    pool = Pool(settings)
+    try:
+        with Bars() as bars:
+            loading = asyncio.ensure_future(pool.load(model, bars, name=served_name))
+            app = await asyncio.to_thread(importlib.import_module, "pelton.server.app")
+            service = await loading
+        host = settings.server.host
+
+        def announce(port: int) -> None:
+            click.echo(f"{service.name} is ready at http://{host}:{port}", err=True)
+
+        await app.serve(pool, settings.server, announce)
+    finally:
+        await pool.close()

@@ -1,0 +1,88 @@
+"""The `pelton` command as a user runs it: in a process of its own, with its own home."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2 as httpx
+
+PELTON = [sys.executable, "-m", "pelton.cli"]
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    return {**os.environ, "PELTON_HOME": str(home), "PELTON_OFFLINE": "1", "NO_COLOR": "1", **more}
+
+
+def pelton(home: Path, *args: str, stdin: str | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PELTON, *args],
+        env=environment(home),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+class Server:
+    """A running `pelton serve`."""
+
+    def __init__(self, home: Path, *args: str) -> None:
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            [*PELTON, "serve", *args, "--port", "0"], env=environment(home), stderr=subprocess.PIPE, text=True
+        )
+        self.lines: list[str] = []
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.url = ""
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if match := re.search(r"is ready at (http://\S+)", line):
+                self.url = match[1]
+                self._ready.set()
+        self._ready.set()
+
+    def wait_ready(self, timeout: float = 60) -> None:
+        assert self._ready.wait(timeout), self.lines
+        assert self.url, self.lines
+
+    def children(self) -> list[int]:
+        """Process ids of the server's children, the engine among them."""
+        out = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True, check=False
+        )
+        return [int(word) for word in out.stdout.split()]
+
+    def post(self, body: dict, path: str = "/v1/chat/completions", timeout: float = 120) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=timeout)
+
+    def end(self, sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> int:
+        self.process.send_signal(sig)
+        return self.process.wait(timeout)
+
+
+@contextlib.contextmanager
+def serving(home: Path, *args: str) -> Iterator[Server]:
+    server = Server(home, *args)
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()
