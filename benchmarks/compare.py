@@ -1,0 +1,122 @@
+"""Pelton beside its peers: the same model file, the same work, the same threads, in one interleaved run.
+
+    python benchmarks/compare.py MODEL.gguf --peer llama.cpp=PYTHON --threads 2 --repeat 5
+
+Each engine is a worker process of its own, loaded once. Every round runs every work on every engine in turn, so that
+a slow phase of the machine falls on all of them alike; the table shows medians over the rounds and, for peers, the
+median of the per-round ratios. PYTHON is the interpreter of a virtual environment that has the peer's package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+WORKERS = {
+    "pelton": "worker_pelton.py",
+    "llama.cpp": "worker_llama_cpp.py",
+    "transformers": "worker_transformers.py",
+}
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    """Token ids that every vocabulary here has, without meaning and without repeats that a cache could use."""
+    state, ids = seed * 7919 + 1, []
+    for _ in range(length):
+        state = (state * 1103515245 + 12345) % (1 << 31)
+        ids.append(1000 + state % 20000)
+    return ids
+
+
+def works(names: list[str]) -> dict[str, dict[str, Any]]:
+    """Name -> job."""
+    jobs = {
+        "decode, 1 stream": {"work": "decode", "prompts": [prompt_of(16, 1)], "tokens": 128},
+        "prompt of 512": {"work": "prompt", "prompts": [prompt_of(512, 2)]},
+        "decode, 16 streams": {"work": "decode", "prompts": [prompt_of(64, s) for s in range(16)], "tokens": 48},
+    }
+    return {name: job for name, job in jobs.items() if not names or any(part in name for part in names)}
+
+
+@dataclass
+class Engine:
+    name: str
+    python: str
+    model: str
+    threads: int
+    rates: dict[str, list[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        command = [self.python, str(HERE / WORKERS[self.name]), self.model, str(self.threads)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.ready = self._read()["ready"]
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        while line := self.process.stdout.readline():
+            if line.startswith("{"):
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        raise SystemExit(f"{self.name}: its worker ended with code {self.process.wait()}")
+
+    def run(self, work: str, job: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        answer = self._read()
+        self.rates.setdefault(work, []).append(answer["tokens"] / answer["seconds"])
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def table(engines: list[Engine], jobs: dict[str, dict[str, Any]]) -> str:
+    """Markdown: medians in tokens per second, and Pelton's ratio to each peer."""
+    ours, peers = engines[0], engines[1:]
+    head = ["work (tokens/s)", ours.name, *(p.name for p in peers), *(f"{ours.name} / {p.name}" for p in peers)]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for work in jobs:
+        medians = [statistics.median(engine.rates[work]) for engine in engines]
+        ratios = [statistics.median(a / b for a, b in zip(ours.rates[work], p.rates[work], strict=True)) for p in peers]
+        cells = [work, *(f"{m:.1f}" for m in medians), *(f"{r:.2f}x" for r in ratios)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--only", action="append", default=[], help="a part of a work's name")
+    args = parser.parse_args()
+    pairs = [("pelton", sys.executable), *(peer.split("=", 1) for peer in args.peer)]
+    jobs = works(args.only)
+    engines = [Engine(name, python, args.model, args.threads) for name, python in pairs]
+    for engine in engines:
+        print(f"{engine.name}: {engine.ready}", file=sys.stderr)
+    for round_number in range(args.repeat + 1):
+        for work, job in jobs.items():
+            for engine in engines:
+                engine.run(work, job)
+                if round_number == 0:
+                    engine.rates[work].clear()  # the first round warms up
+        print(f"round {round_number} of {args.repeat}", file=sys.stderr)
+    for engine in engines:
+        engine.close()
+    print(f"{Path(args.model).name}, {args.threads} threads, median of {args.repeat} rounds\n")
+    print(table(engines, jobs))
+
+
+if __name__ == "__main__":
+    main()
