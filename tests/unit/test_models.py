@@ -95,6 +95,7 @@ def test_a_missing_key_is_named(key: str):
         ("llama.context_length", 1.5),
         ("llama.rope.dimension_count", 15),
         ("llama.rope.freq_base", float("inf")),
+        ("llama.rope.freq_base", 1.0),
         ("llama.rope.scaling.factor", -1.0),
         ("llama.rope.scaling.type", 3),
         ("llama.expert_used_count", 9),
@@ -140,6 +141,11 @@ def test_a_missing_tensor_is_named_with_its_shape():
 def test_a_surplus_tensor_is_named():
     with pytest.raises(FormatError, match=r"no place for tensor 'blk.2.attn_q.weight'"):
         base.load(checkpoint(blk__2__attn_q__weight=_tensor("blk.2.attn_q.weight", (2, 2))))
+
+
+def test_longropes_factors_without_longrope_have_no_place():
+    with pytest.raises(FormatError, match=r"no place for tensor 'rope_factors_long.weight'"):
+        base.load(checkpoint(rope_factors_long__weight=_tensor("rope_factors_long.weight", (8,))))
 
 
 def test_a_wrong_shape_is_named_beside_the_right_one():
@@ -219,6 +225,14 @@ def test_the_old_spelling_of_linear_scaling_is_read():
         scaled = base.load(checkpoint(keys)).config.layers[0].rope.inv_freq
         assert scaled == tuple(f / 4 for f in plain)
     assert base.load(checkpoint({"llama.rope.scaling.type": "none"})).config.layers[0].rope.inv_freq == plain
+
+
+def test_a_factor_on_cos_and_sin_multiplies_that_of_the_scaling():
+    yarn = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+    plain = base.load(checkpoint(yarn)).config.layers[0].rope.scale
+    twice = base.load(checkpoint(yarn | {"llama.rope.scaling.attn_factor": 2.0})).config.layers[0].rope.scale
+    assert plain > 1
+    assert twice == 2 * plain
 
 
 def test_rope_factors_of_the_wrong_shape_are_refused():

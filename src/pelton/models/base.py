@@ -136,7 +136,8 @@ def load(checkpoint: Checkpoint, context: int = 0) -> Model:
     meta = Metadata(checkpoint)
     family = find(meta.architecture)
     config = family.configure(meta, context)
-    return Model(config, collect(meta.file, checkpoint.tensors, family.expect(config), rope.FACTOR_TENSORS), family)
+    weights = collect(meta.file, checkpoint.tensors, family.expect(config), rope.factor_tensors(meta))
+    return Model(config, weights, family)
 
 
 def read_config(
@@ -200,7 +201,7 @@ def read_ropes(
     dim = meta.integer("rope.dimension_count", low=2, high=head_dim, default=head_dim)
     if dim % 2:
         raise meta.wrong("rope.dimension_count", f"is {dim}, which is odd")
-    base = meta.number("rope.freq_base", low=1.0, high=1e12, default=10000.0)
+    base = meta.number("rope.freq_base", low=2.0, high=1e12, default=10000.0)
     scaled = rope.read(meta, base=base, dim=dim, trained=trained, context=context)
     if local_base is None:
         return scaled, scaled
@@ -231,11 +232,11 @@ def _num_embeddings(meta: Metadata) -> int:
 def _vocab_size(meta: Metadata, num_embeddings: int) -> int:
     """Tokens that can be sampled: those of the tokenizer without the unused ones at its end, which pad the
     matrix; without a tokenizer, what the file says, or all rows."""
-    tokens = meta.checkpoint.metadata.get("tokenizer.ggml.tokens")
     types = meta.checkpoint.metadata.get("tokenizer.ggml.token_type")
-    if isinstance(types, np.ndarray) and isinstance(tokens, list) and len(types) == len(tokens):
+    if isinstance(types, np.ndarray):
         used = np.flatnonzero(types[:num_embeddings] != _UNUSED_TOKEN)
         return int(used[-1]) + 1 if used.size else num_embeddings
+    tokens = meta.checkpoint.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, list) and tokens:
         return min(len(tokens), num_embeddings)
     return meta.integer("vocab_size", high=num_embeddings, default=num_embeddings)

@@ -45,7 +45,7 @@ def configure(meta: Metadata, context: int) -> ModelConfig:
         meta,
         context,
         windows=lambda num_layers: _windows(meta, num_layers),
-        local_rope_base=meta.number("rope.freq_base_swa", low=1.0, high=1e12, default=10000.0),
+        local_rope_base=meta.number("rope.freq_base_swa", low=2.0, high=1e12, default=10000.0),
         activation="gelu_tanh",
         embed_scale=math.sqrt(meta.integer("embedding_length", high=1 << 17)),
     )

@@ -22,7 +22,7 @@ from pelton.ops.spec import RopeSpec
 
 F64 = npt.NDArray[np.float64]
 
-FACTOR_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_ANY, _LONG, _SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 _NAMES = {
     "none": "none",
     "default": "none",
@@ -89,26 +89,38 @@ def _longrope(meta: Metadata, base: float, dim: int, trained: int, context: int)
     """One table serves the whole life of a loaded model, as `context` decides: switching between the tables while
     a sequence grows, as Transformers does, would change the meaning of keys that are already stored."""
     original = meta.integer("rope.scaling.original_context_length", low=2, high=1 << 27)
-    name = "rope_factors_long.weight" if context > original else "rope_factors_short.weight"
+    name = _LONG if context > original else _SHORT
     stretch = trained / original
     default = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
     return base_frequencies(base, dim) / _divisors(meta, name, dim), default
 
 
-def read(meta: Metadata, *, base: float, dim: int, trained: int, context: int) -> RopeSpec:
-    """The rope of a file: `trained` is its context length, `context` what sequences may grow to."""
+def _kind(meta: Metadata) -> str:
     given = meta.text("rope.scaling.type", default="linear" if _factor(meta) != 1 else "none")
     if given not in _NAMES:
         known = ", ".join(sorted(_NAMES))
         raise UnsupportedModel(f"{meta.file}: rope scaling type {given!r} is not supported; there are: {known}")
-    kind, scale = _NAMES[given], 1.0
-    if kind == "yarn":
+    return _NAMES[given]
+
+
+def factor_tensors(meta: Metadata) -> tuple[str, ...]:
+    """Tensors that `read` may use; any other of them in a file would mean something that is not understood."""
+    return (_ANY, _LONG, _SHORT) if _kind(meta) == "longrope" else (_ANY,)
+
+
+def read(meta: Metadata, *, base: float, dim: int, trained: int, context: int) -> RopeSpec:
+    """The rope of a file: `trained` is its context length, `context` what sequences may grow to."""
+    kind, scale = _kind(meta), 1.0
+    inv_freq = base_frequencies(base, dim)
+    if kind == "linear":
+        inv_freq = inv_freq / _factor(meta)
+    elif kind == "yarn":
         inv_freq, scale = _yarn(meta, base, dim, trained)
     elif kind == "longrope":
         inv_freq, scale = _longrope(meta, base, dim, trained, context)
-        scale = meta.number("rope.scaling.attn_factor", low=1e-3, high=1e3, default=scale)
-    else:
-        inv_freq = base_frequencies(base, dim) / (_factor(meta) if kind == "linear" else 1.0)
-    if "rope_freqs.weight" in meta.checkpoint.tensors:
-        inv_freq = inv_freq / _divisors(meta, "rope_freqs.weight", dim)
+    if _ANY in meta.checkpoint.tensors:
+        inv_freq = inv_freq / _divisors(meta, _ANY, dim)
+    # longrope's files state the whole factor here, others one on top of their own.
+    extra = meta.number("rope.scaling.attn_factor", low=1e-3, high=1e3, default=scale if kind == "longrope" else 1.0)
+    scale = extra if kind == "longrope" else scale * extra
     return RopeSpec(dim, tuple(float(f) for f in inv_freq), scale)
