@@ -14,9 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pelton.errors import FormatError, InvalidRequest, UnsupportedModel
-from pelton.text.pretokenizers import pre_tokenizer
+from pelton.text import end_tokens
+from pelton.text.pretokenizers import PreTokenizer, pre_tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -25,46 +27,6 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Values of `tokenizer.ggml.token_type`."""
 
 _SPACE = "▁"
-
-_TURN_ENDS = frozenset(
-    [
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<|flush|>",
-        "<|calls|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "<|eom_id|>",
-        "<|end_of_text|>",
-        "<end_of_utterance>",
-        "<turn|>",
-        "<|tool_response>",
-        "<｜end▁of▁sentence｜>",
-        "[e~[",
-    ]
-)
-"""Tokens that end a turn wherever they exist, also where the file forgot to call them control tokens."""
-_CONTROL_TURN_ENDS = frozenset(["</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"])
-"""Tokens that end a turn if the file calls them control tokens: in other vocabularies they are plain text."""
-_FILE_ENDS = frozenset(
-    [
-        "<|fim_pad|>",
-        "<fim-pad>",
-        "<fim_pad>",
-        "<PAD>",
-        "<|fim_repo|>",
-        "<|repo_name|>",
-        "<fim-repo>",
-        "<REPO>",
-        "<reponame>",
-        "<|file_sep|>",
-    ]
-)
-"""Control tokens with which code models leave the file that they were completing."""
-_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id", "fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id")
 
 
 def _byte_characters() -> dict[str, int]:
@@ -87,15 +49,11 @@ class Tokenizer:
         if self._kind not in ("gpt2", "llama"):
             raise UnsupportedModel(f"tokenizer.ggml.model is {self._kind!r}; Pelton reads gpt2 and llama")
         self._texts: Sequence[str] = _array(metadata, "tokens")
-        self._types: list[int] = np.asarray(_array(metadata, "token_type", len(self._texts), NORMAL)).tolist()
         self.vocab_size = len(self._texts)
         """Number of token ids: those of [0, vocab_size) exist."""
-        self._mark_turn_ends()
-        self._control = {
-            text: id
-            for id, (text, kind) in enumerate(zip(self._texts, self._types, strict=True))
-            if kind in (CONTROL, UNKNOWN) and text
-        }
+        words = _Words(self._texts, np.asarray(_array(metadata, "token_type", self.vocab_size, NORMAL)))
+        self._types = words.types
+        self._control = words.control
         self.control_texts: tuple[str, ...] = tuple(sorted(self._control, key=len, reverse=True))
         """The names of all control tokens, the longest first."""
         self.control_pattern = re.compile("|".join(map(re.escape, self.control_texts)) or "(?!)")
@@ -104,15 +62,17 @@ class Tokenizer:
         is_spm = self._kind == "llama"
         self.bos_id = self._special(metadata, "bos_token_id", 1 if is_spm else None)
         self.eos_id = self._special(metadata, "eos_token_id", 2 if is_spm else None)
-        self.end_ids = self._find_end_ids(metadata)
+        named = (self._special(metadata, key, None) for key in end_tokens.KEYS)
+        ids = {self.eos_id, *named, *end_tokens.among(self._control)}
+        self.end_ids = tuple(sorted(id for id in ids if id is not None))
         """Every token that ends a turn, ascending."""
         adds_bos = is_spm
         if is_spm:
-            self._encoder = _build_spm(metadata, self._texts, self._types)
+            self._encoder = _build_spm(metadata, words)
         else:
             row = pre_tokenizer(str(metadata.get("tokenizer.ggml.pre", "")))
             adds_bos = row.adds_bos
-            self._encoder = _build_bpe(metadata, self._texts, self._types, row.expressions, row.ignores_merges)
+            self._encoder = _build_bpe(metadata, words, row)
         self.add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos)) and self.bos_id is not None
         """Whether the model wants its begin token before every text."""
         self.add_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", False)) and self.eos_id is not None
@@ -202,22 +162,6 @@ class Tokenizer:
             raise FormatError(f"tokenizer.ggml.{key} is {id}, but the vocabulary has {self.vocab_size} tokens")
         return int(id)
 
-    def _mark_turn_ends(self) -> None:
-        for id, text in enumerate(self._texts):
-            if text in _TURN_ENDS:
-                self._types[id] = CONTROL
-
-    def _find_end_ids(self, metadata: Mapping[str, Any]) -> tuple[int, ...]:
-        names = _TURN_ENDS | _CONTROL_TURN_ENDS | _FILE_ENDS
-        found = {text: id for text, id in self._control.items() if text in names}
-        if {"<|return|>", "<|call|>"} <= found.keys() or {"<|calls|>", "<|flush|>"} <= found.keys():
-            found.pop("<|end|>", None)  # In these vocabularies it ends a message inside a turn.
-        if "<|tool_response>" in found:
-            found.pop("</s>", None)
-        ids = set(found.values())
-        ids |= {id for key in _END_KEYS if (id := self._special(metadata, key, None)) is not None}
-        return tuple(sorted(ids | ({self.eos_id} if self.eos_id is not None else set())))
-
 
 def _array(metadata: Mapping[str, Any], name: str, length: int | None = None, default: int | None = None) -> Any:
     """The list `tokenizer.ggml.<name>`, of `length` entries; filled with `default` where the file has none."""
@@ -238,91 +182,88 @@ def _lone_surrogate(texts: Sequence[str]) -> InvalidRequest:
     return InvalidRequest(f"the text is not Unicode: U+{ord(found[0]) if found else 0xD800:04X} stands alone in it")
 
 
-def _vocabulary(texts: Sequence[str], types: Sequence[int]) -> dict[str, int]:
-    """Text -> id of all tokens that text can become: no control token is among them."""
-    return {
-        text: id
-        for id, (text, kind) in enumerate(zip(texts, types, strict=True))
-        if kind in (NORMAL, USER_DEFINED, BYTE)
-    }
+class _Words:
+    """The tokens by kind."""
+
+    def __init__(self, texts: Sequence[str], types: npt.NDArray[Any]) -> None:
+        self.texts = texts
+        self.by_text: dict[str, int] = dict(zip(texts, range(len(texts)), strict=True))
+        """Text -> id of the tokens that text can become: no control token is among them."""
+        if len(self.by_text) != len(texts) and len(self.by_text) + texts.count("") - 1 != len(texts):
+            raise FormatError("tokenizer.ggml.tokens: two tokens have the same text")
+        types = types.copy()
+        types[[id for text in end_tokens.ALWAYS if (id := self.by_text.get(text)) is not None]] = CONTROL
+        self.types: list[int] = types.tolist()
+        self.control: dict[str, int] = {}
+        """Name -> id of the control tokens and of the unknown token."""
+        for id in np.flatnonzero(np.isin(types, (CONTROL, UNKNOWN, UNUSED))).tolist():
+            if self.by_text.pop(texts[id], None) is not None and types[id] != UNUSED and texts[id]:
+                self.control[texts[id]] = id
+        self.user_defined = [texts[id] for id in np.flatnonzero(types == USER_DEFINED).tolist() if texts[id]]
+        self.by_text.pop("", None)
+        for id in np.flatnonzero(types == BYTE).tolist():
+            if not re.fullmatch("<0x[0-9A-F]{2}>", texts[id]):
+                raise FormatError(f"tokenizer.ggml.tokens[{id}] is a byte, but not of the form <0x0A>")
 
 
-def _add_user_defined(encoder: tokenizers.Tokenizer, texts: Sequence[str], types: Sequence[int]) -> None:
+def _finish(encoder: tokenizers.Tokenizer, words: _Words) -> tokenizers.Tokenizer:
+    """With the tokens that are found in text before anything else cuts it."""
     from tokenizers import AddedToken
 
-    encoder.add_tokens(
-        [
-            AddedToken(text, normalized=False, special=False)
-            for text, kind in zip(texts, types, strict=True)
-            if kind == USER_DEFINED and text
-        ]
-    )
+    encoder.add_tokens([AddedToken(text, normalized=False, special=False) for text in words.user_defined])
+    return encoder
 
 
-def _build_bpe(
-    metadata: Mapping[str, Any],
-    texts: Sequence[str],
-    types: Sequence[int],
-    expressions: Sequence[str],
-    ignores_merges: bool,
-) -> tokenizers.Tokenizer:
+def _build_bpe(metadata: Mapping[str, Any], words: _Words, row: PreTokenizer) -> tokenizers.Tokenizer:
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-    merges = [(merge[: (cut := merge.find(" ", 1))], merge[cut + 1 :]) for merge in _array(metadata, "merges")]
+    merges = [tuple(merge.split(" ", 1)) for merge in _array(metadata, "merges")]
     try:
-        model = models.BPE(vocab=_vocabulary(texts, types), merges=merges, ignore_merges=ignores_merges)
+        model = models.BPE(vocab=words.by_text, merges=merges, ignore_merges=row.ignores_merges)
     except Exception as error:  # The library raises no type of its own.
         raise FormatError(f"tokenizer.ggml.merges: {error}") from None
     encoder = Tokenizer(model)
     encoder.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            *(pre_tokenizers.Split(Regex(expression), "isolated") for expression in expressions),
+            *(pre_tokenizers.Split(Regex(expression), "isolated") for expression in row.expressions),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    _add_user_defined(encoder, texts, types)
-    return encoder
+    return _finish(encoder, words)
 
 
-def _spm_merges(
-    vocabulary: Mapping[str, int], texts: Sequence[str], types: Sequence[int], scores: Sequence[float]
-) -> list[tuple[str, str]]:
+def _spm_merges(words: _Words, scores: npt.NDArray[Any]) -> list[tuple[str, str]]:
     """Every split of a normal token into two tokens, those of the best score first.
 
     SentencePiece joins the two neighbours whose union has the best score; BPE joins those of the lowest rank. Ranking
     all splits by the score of their union makes the second do what the first does.
     """
-    normal = [id for id, kind in enumerate(types) if kind == NORMAL and len(texts[id]) > 1]
-    normal.sort(key=lambda id: -scores[id])
+    known, texts = words.by_text, words.texts
+    normal = np.flatnonzero(np.asarray(words.types) == NORMAL)
     merges: list[tuple[str, str]] = []
-    for id in normal:
+    for id in normal[np.argsort(-scores[normal], kind="stable")].tolist():
         text = texts[id]
         found = [
-            (left, right)
-            for cut in range(1, len(text))
-            if (right := text[cut:]) in vocabulary and (left := text[:cut]) in vocabulary
+            (text[:cut], right) for cut in range(1, len(text)) if (right := text[cut:]) in known and text[:cut] in known
         ]
         if len(found) > 1:
-            found.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+            found.sort(key=lambda pair: (known[pair[0]], known[pair[1]]))
         merges += found
     return merges
 
 
-def _build_spm(metadata: Mapping[str, Any], texts: Sequence[str], types: Sequence[int]) -> tokenizers.Tokenizer:
+def _build_spm(metadata: Mapping[str, Any], words: _Words) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer, models, normalizers
 
     if metadata.get("tokenizer.ggml.precompiled_charsmap") is not None:
         raise UnsupportedModel("tokenizer.ggml.precompiled_charsmap: this vocabulary normalises text; Pelton cannot")
-    scores: list[float] = np.asarray(_array(metadata, "scores", len(texts))).tolist()
-    vocabulary = _vocabulary(texts, types)
-    missing = [byte for byte in range(256) if f"<0x{byte:02X}>" not in vocabulary]
+    scores = np.asarray(_array(metadata, "scores", len(words.texts)))
+    missing = [byte for byte in range(256) if f"<0x{byte:02X}>" not in words.by_text]
     if missing:
         raise FormatError(f"tokenizer.ggml.tokens has no token for byte 0x{missing[0]:02X}")
-    merges = _spm_merges(vocabulary, texts, types, scores)
-    encoder = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True))
+    encoder = Tokenizer(models.BPE(vocab=words.by_text, merges=_spm_merges(words, scores), byte_fallback=True))
     steps: list[Any] = [normalizers.Replace(" ", _SPACE)]
     if bool(metadata.get("tokenizer.ggml.add_space_prefix", True)):
         steps.insert(0, normalizers.Prepend(_SPACE))
     encoder.normalizer = normalizers.Sequence(steps)
-    _add_user_defined(encoder, texts, types)
-    return encoder
+    return _finish(encoder, words)
