@@ -31,10 +31,11 @@ def on_reference(
     length: int,
     kv_type: KVType = "f32",
     family_of: Callable[[WeightType], reference.Family] = lambda type: "float",
+    dtype: npt.DTypeLike = np.float32,
 ) -> RunStep:
     groups = model.config.groups
-    memory = Memory(groups, num_blocks(groups, num_sequences, length), kv_type)
-    weights = reference.bind(model.weights)
+    memory = Memory(groups, num_blocks(groups, num_sequences, length), kv_type, dtype)
+    weights = reference.bind(model.weights, dtype)
     return lambda batch: model.step(reference.Ops(batch, memory, family_of), weights, batch)
 
 

@@ -64,3 +64,15 @@ def test_a_recorded_plan_is_the_model(case: str, folder: Path):
     run_step = lambda batch: replay.replay(plan, reference.Ops(batch, memory), weights, batch)  # noqa: E731
     (got,) = stepping.run(run_step, model.config.groups, sequences()[1:2], [[LENGTHS[1]]])
     assert stepping.error(got, wanted(case)[1]) < tolerances.PARITY_REFERENCE
+
+
+def test_in_float64_the_reference_is_an_oracle_for_itself(folder: Path):
+    model = loaded("llama", folder)
+    got, want = (
+        stepping.run(
+            stepping.on_reference(model, 1, LENGTHS[1], dtype=dtype), model.config.groups, sequences()[1:2], [[41]]
+        )[0]
+        for dtype in (np.float32, np.float64)
+    )
+    assert want.dtype == np.float64
+    assert 0 < stepping.error(got, want) < tolerances.PARITY_REFERENCE / 10

@@ -13,13 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.models import convert, tiny
 
 from pelton import errors
 from pelton.config import EngineConfig
 from pelton.engine.client import EngineClient, error_of
 from pelton.formats.quants import WeightType
 from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Event, Finish, SamplingParams, TokenEvent
+from tests.models import convert, tiny
 
 CONFIG = EngineConfig(kv_memory=8 << 20, max_batch_tokens=64, max_sequences=4, max_queue=2, threads=1)
 

@@ -12,7 +12,6 @@ from pelton.formats.checkpoint import Checkpoint
 _UNSUPPORTED = (
     "attention.max_alibi_bias",
     "attention.clamp_kqv",
-    "attention.logit_softcapping",
     "attn_logit_softcapping",
     "logit_scale",
     "residual_scale",
