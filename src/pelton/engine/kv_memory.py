@@ -59,6 +59,7 @@ class KVMemory:
         fingerprint: str = "",
     ) -> None:
         self.windows = windows
+        self._windowed = [(group, window) for group, window in enumerate(windows) if window is not None]
         self.max_chunk = max_chunk
         self.is_caching = is_caching
         self._fingerprint = fingerprint
@@ -133,6 +134,10 @@ class KVMemory:
             if dst != src:
                 self.copies.append(Copy(group, src, dst, num_tokens))
 
+    def has_place(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Do so many more tokens fit into the blocks that a sequence has?"""
+        return sequence.num_computed + num_tokens <= len(sequence.tables[0]) * BLOCK_TOKENS
+
     def room(self, sequence: Sequence) -> int:
         """Tokens that can be added to a sequence now."""
         length = len(sequence.tables[0]) + min(pool.num_available for pool in self.pools)
@@ -148,14 +153,14 @@ class KVMemory:
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
         """Note that so many more tokens are in memory: publish full blocks, give back what a window has passed."""
         before = sequence.num_computed
-        sequence.num_computed += num_tokens
-        if before // BLOCK_TOKENS != sequence.num_computed // BLOCK_TOKENS and self.is_caching:
+        sequence.num_computed = after = before + num_tokens
+        if self.is_caching and before // BLOCK_TOKENS != after // BLOCK_TOKENS:
             self._publish(sequence)
-        for pool, table, window in zip(self.pools, sequence.tables, self.windows, strict=True):
-            if window is not None:
-                for index in range(first_seen(before, window), first_seen(sequence.num_computed, window)):
-                    pool.give(table[index])
-                    table[index] = NULL_BLOCK
+        for group, window in self._windowed:
+            for index in range(first_seen(before, window), first_seen(after, window)):
+                table = sequence.tables[group]
+                self.pools[group].give(table[index])
+                table[index] = NULL_BLOCK
 
     def _publish(self, sequence: Sequence) -> None:
         """Make full blocks known. Where the cache has the same tokens already, its blocks replace the sequence's."""

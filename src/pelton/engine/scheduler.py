@@ -122,6 +122,9 @@ class Scheduler:
         if need be. A sequence that gets no memory keeps its blocks and stands still."""
         if sequence.state != "running":
             return
+        if self.memory.has_place(sequence, num_tokens):
+            work.chunks[sequence] = num_tokens
+            return
         while (room := self.memory.room(sequence)) < num_tokens:
             youngest = self.running[-1]
             if youngest is sequence:
