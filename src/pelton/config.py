@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import platformdirs
 
 from pelton.errors import ConfigError
 
@@ -86,6 +85,8 @@ def load(**overrides: Any) -> Config:
     }
     if unknown := sorted(set(overrides) - known):
         raise ConfigError(f"unknown settings: {', '.join(unknown)}")
+    import platformdirs  # not at the top: an engine process is sent its settings
+
     hub: dict[str, Any] = {"home": Path(platformdirs.user_data_dir("pelton"))}
     if home := environment.get("PELTON_HOME"):
         hub["home"] = Path(home)

@@ -109,9 +109,12 @@ def main(address: str) -> int:
 
     try:
         engine = load(Path(start.model_path), start.config, lambda share: peer.send(Progress(share)))
-    except (PeltonError, OSError, MemoryError) as error:
-        kind = type(error).__name__ if isinstance(error, PeltonError) else "InternalError"
-        peer.send(Failed(kind, str(error)))
+    except Exception as error:
+        if isinstance(error, PeltonError):
+            peer.send(Failed(type(error).__name__, str(error)))
+        else:
+            log.error("loading failed", exc_info=error)
+            peer.send(Failed("InternalError", f"loading failed: {type(error).__name__}: {error}"))
         peer.close()
         return 1
     peer.send(Ready(engine.info))
