@@ -18,7 +18,7 @@ constexpr int padded_value_dim(int value_dim) { return (value_dim + 15) / 16 * 1
 // Some query rows of one sequence that share a KV head, and one piece of its keys. Row r sees the keys at
 // positions[r] - window + 1 .. positions[r] (window 0: 0 .. positions[r]).
 struct AttendPiece {
-    const float* queries;      // [num_rows, head_dim], already multiplied by the scale of scores
+    const float* queries;      // [head_dim, num_rows], already multiplied by the scale of scores
     const int32_t* positions;  // [num_rows]
     int num_rows;
     int head_dim;

@@ -147,7 +147,7 @@ class Attention {
             const int t = item.token + r / heads_per_kv_, head = item.kv_head * heads_per_kv_ + r % heads_per_kv_;
             const float* q = args_.q.row(t) + head * width;
             positions[r] = step_.batch.positions[t];
-            for (int i = 0; i < width; i++) queries[r * width + i] = q[i] * args_.scale;
+            for (int i = 0; i < width; i++) queries[i * rows + r] = q[i] * args_.scale;
         }
         return {{queries, positions, rows, width, shape_.value_dim, args_.window, args_.softcap, 0, {}},
                 reinterpret_cast<float*>(positions) + ceil_div(rows, 16) * 16};

@@ -12,16 +12,17 @@ namespace {
 
 constexpr size_t kLine = 16;  // words
 
-// Rows of a tile and accumulators that fit in the registers.
+// The rows of a tile, for which there are accumulators enough.
 #if defined(__AVX512F__)
-constexpr int kMaxRows = 12, kMaxAccumulators = 24;
+constexpr int kMaxRows = 12, kRegisters = 32;
 #elif defined(__AVX2__)
-constexpr int kMaxRows = 6, kMaxAccumulators = 12;
+constexpr int kMaxRows = 6, kRegisters = 16;
 #elif defined(__aarch64__)
-constexpr int kMaxRows = 6, kMaxAccumulators = 24;
+constexpr int kMaxRows = 6, kRegisters = 32;
 #else
-constexpr int kMaxRows = 3, kMaxAccumulators = 12;
+constexpr int kMaxRows = 3, kRegisters = 16;
 #endif
+constexpr int kMaxAccumulators = kRegisters * 3 / 4;
 
 // How a panel's lines hold pairs of rows; see kv.h.
 struct Float32 {
@@ -36,7 +37,17 @@ struct Float32 {
 struct BFloat16 {
     static constexpr int kLinesPerPair = 1;
     static PELTON_INLINE VecF even(const float* pair) { return bits<VecF>(load<VecI>(pair) << 16); }
-    static PELTON_INLINE VecF odd(const float* pair) { return bits<VecF>(load<VecU>(pair) & 0xffff0000u); }
+    static PELTON_INLINE VecF odd(const float* pair) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+        // As an operand in memory: the mask would take the one register that a full tile lacks.
+        static const VecU mask = VecU{} + 0xffff0000u;
+        VecF value;
+        asm("vpand %1, %2, %0" : "=x"(value) : "m"(mask), "x"(load(pair)));
+        return value;
+#else
+        return bits<VecF>(load<VecU>(pair) & 0xffff0000u);
+#endif
+    }
     static PELTON_INLINE void put(float* pair, size_t word, int member, float value) {
         const uint32_t word32 = bits<uint32_t>(value);
         const uint16_t rounded = static_cast<uint16_t>((word32 + 0x7fff + (word32 >> 16 & 1)) >> 16);
@@ -50,32 +61,50 @@ PELTON_INLINE size_t line_of(size_t i) {
     return i / 2 * Element::kLinesPerPair * kLine;
 }
 
-// acc[r][n] += sum over i in [0, count) of a[r * lda + i] * panel n's line i; count is even.
-template <class Element, int kRows, int kPanels>
-PELTON_INLINE void multiply(const float* a, size_t lda, const float* const (&panels)[kPanels], size_t count,
+// What a pair of rows is multiplied with: number r of index i at data[r * kRowStride + i * stride].
+template <size_t kRowStride>
+struct Left {
+    const float* data;
+    size_t stride;
+};
+
+// Makes the compiler forget what it has loaded from here: kept values would push accumulators out of registers.
+PELTON_INLINE void reload(const float*& from) { asm("" : "+r"(from)); }
+
+// acc[r][n] += left's number r of one index * panel n's line of that index, which line(panel) reads.
+template <int kRows, int kPanels, size_t kRowStride, class Line>
+PELTON_INLINE void multiply_lines(const float* left, const float* const (&panels)[kPanels], const Line& line,
+                                  VecF (&acc)[kRows][kPanels * kParts]) {
+    constexpr bool has_room = (kRows + 1) * kPanels * kParts < kRegisters;
+    constexpr int kTogether = has_room ? kPanels : 1;
+#pragma GCC unroll 16
+    for (int first = 0; first < kPanels; first += kTogether) {
+        reload(left);
+        VecF b[kTogether * kParts];
+#pragma GCC unroll 16
+        for (int n = 0; n < kTogether * kParts; n++) b[n] = line(panels[first + n / kParts] + n % kParts * kLanes);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; r++) {
+            const VecF x = splat(left[static_cast<size_t>(r) * kRowStride]);
+#pragma GCC unroll 16
+            for (int n = 0; n < kTogether * kParts; n++) accumulate(acc[r][first * kParts + n], x, b[n]);
+        }
+    }
+}
+
+// acc[r][n] += sum over i in [0, count) of left's number r of index i * panel n's line i; count is even.
+template <class Element, int kRows, int kPanels, size_t kRowStride>
+PELTON_INLINE void multiply(Left<kRowStride> left, const float* (&panels)[kPanels], size_t count,
                             VecF (&acc)[kRows][kPanels * kParts]) {
     for (size_t i = 0; i < count; i += 2) {
-        VecF b[kPanels * kParts];
+        multiply_lines<kRows, kPanels, kRowStride>(left.data, panels, Element::even, acc);
+        left.data += left.stride;
 #pragma GCC unroll 16
-        for (int n = 0; n < kPanels * kParts; n++) {
-            b[n] = Element::even(panels[n / kParts] + line_of<Element>(i) + n % kParts * kLanes);
-        }
+        for (int n = 0; n < kPanels; n++) reload(panels[n]);
+        multiply_lines<kRows, kPanels, kRowStride>(left.data, panels, Element::odd, acc);
+        left.data += left.stride;
 #pragma GCC unroll 16
-        for (int r = 0; r < kRows; r++) {
-            const VecF x = splat(a[static_cast<size_t>(r) * lda + i]);
-#pragma GCC unroll 16
-            for (int n = 0; n < kPanels * kParts; n++) acc[r][n] = fma(x, b[n], acc[r][n]);
-        }
-#pragma GCC unroll 16
-        for (int n = 0; n < kPanels * kParts; n++) {
-            b[n] = Element::odd(panels[n / kParts] + line_of<Element>(i) + n % kParts * kLanes);
-        }
-#pragma GCC unroll 16
-        for (int r = 0; r < kRows; r++) {
-            const VecF x = splat(a[static_cast<size_t>(r) * lda + i + 1]);
-#pragma GCC unroll 16
-            for (int n = 0; n < kPanels * kParts; n++) acc[r][n] = fma(x, b[n], acc[r][n]);
-        }
+        for (int n = 0; n < kPanels; n++) panels[n] += Element::kLinesPerPair * kLine;
     }
 }
 
@@ -125,7 +154,7 @@ PELTON_INLINE void score_panels(const AttendPiece& piece, int row, int panel, fl
         to[n] = scores + (panel + n) * kGroup;
     }
     VecF acc[kRows][kPanels * kParts] = {};
-    multiply<Element, kRows, kPanels>(piece.queries + static_cast<size_t>(row) * width, width, keys, width, acc);
+    multiply<Element, kRows, kPanels, 1>({piece.queries + row, static_cast<size_t>(piece.num_rows)}, keys, width, acc);
     write_panels<kRows, kPanels>(acc, to, kPieceTokens);
 }
 
@@ -143,8 +172,8 @@ PELTON_INLINE void weigh_panels(const AttendPiece& piece, Range panels, int colu
             const size_t line = static_cast<size_t>(column_panel + n) * kBlockTokens + begin % kBlockTokens;
             columns[n] = values + line_of<Element>(line);
         }
-        multiply<Element, kRows, kPanels>(weights + begin, kPieceTokens, columns, static_cast<size_t>(end - begin),
-                                          acc);
+        multiply<Element, kRows, kPanels, kPieceTokens>({weights + begin, 1}, columns, static_cast<size_t>(end - begin),
+                                                        acc);
         begin = end;
     }
     float* to[kPanels];

@@ -72,10 +72,22 @@ PELTON_INLINE float fma(float a, float b, float c) {
 #endif
 }
 
-// The larger and the smaller; b where either is not a number.
+// sum = a * b + sum, with the same bits as fma. Written so that the compiler leaves `sum` in its register: GCC 12
+// otherwise moves accumulators about, and spills some where a tile of them fills the registers.
+PELTON_INLINE void accumulate(VecF& sum, VecF a, VecF b) {
 #if defined(__AVX512F__)
-PELTON_INLINE VecF max(VecF a, VecF b) { return _mm512_max_ps(a, b); }
-PELTON_INLINE VecF min(VecF a, VecF b) { return _mm512_min_ps(a, b); }
+    asm volatile("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+#elif defined(__FMA__)
+    asm volatile("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+#else
+    sum = fma(a, b, sum);
+#endif
+}
+
+// The larger and the smaller; b where either is not a number. (GCC 12 warns of the AVX-512 forms without a mask.)
+#if defined(__AVX512F__)
+PELTON_INLINE VecF max(VecF a, VecF b) { return _mm512_mask_max_ps(a, 0xffff, a, b); }
+PELTON_INLINE VecF min(VecF a, VecF b) { return _mm512_mask_min_ps(a, 0xffff, a, b); }
 #elif defined(__AVX2__)
 PELTON_INLINE VecF max(VecF a, VecF b) { return _mm256_max_ps(a, b); }
 PELTON_INLINE VecF min(VecF a, VecF b) { return _mm256_min_ps(a, b); }
