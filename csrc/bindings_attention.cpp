@@ -5,9 +5,9 @@
 
 #include <memory>
 #include <stdexcept>
-#include <vector>
 
 #include "bindings.h"
+#include "machine.h"
 #include "ops/attention.h"
 
 namespace nb = nanobind;
@@ -31,12 +31,10 @@ Rows rows_of(const Floats& array) {
     return {const_cast<float*>(array.data()), static_cast<int>(array.shape(1)), static_cast<int>(array.shape(1))};
 }
 
-// One attention layer on its own; `tables` is [S, max blocks].
-void attend_alone(KVCache& cache, int slot, Floats q, Floats k, Floats v, Array<float, 2> out, Ints positions,
-                  Ints seq_starts, Array<const int32_t, 2> tables, int num_heads, float scale, int window,
-                  float softcap, int num_threads, const std::string& isa) {
-    const KernelTable* kernels = find_kernels(isa.c_str());
-    if (!kernels) throw std::invalid_argument("this CPU has no " + isa);
+// One attention layer on its own, again and again. `tables` is [S, max blocks].
+void attend_alone(Machine& machine, KVCache& cache, int slot, Floats q, Floats k, Floats v, Array<float, 2> out,
+                  Ints positions, Ints seq_starts, Array<const int32_t, 2> tables, int num_heads, float scale,
+                  int window, float softcap, int repeat) {
     BatchView batch;
     batch.num_tokens = static_cast<int>(q.shape(0));
     batch.num_sequences = static_cast<int>(seq_starts.shape(0)) - 1;
@@ -47,13 +45,14 @@ void attend_alone(KVCache& cache, int slot, Floats q, Floats k, Floats v, Array<
     batch.tables = &table;
     batch.table_widths = &width;
     nb::gil_scoped_release release;
-    ThreadPool pool(num_threads);
     KVCache* caches = &cache;
-    std::vector<uint8_t> scratch(kScratchBytes * static_cast<size_t>(num_threads));
-    std::vector<uint8_t> workspace(attend_workspace(cache.shape(), num_heads, width * kBlockTokens, num_threads));
-    const StepContext step{pool, *kernels, batch, &caches, scratch.data(), workspace.data()};
-    Rows result{out.data(), static_cast<int>(out.shape(1)), static_cast<int>(out.shape(1))};
-    attend(step, {rows_of(q), rows_of(k), rows_of(v), result, 0, slot, num_heads, scale, window, softcap});
+    const int num_threads = machine.pool.size();
+    const Memory scratch(kScratchBytes * static_cast<size_t>(num_threads));
+    const Memory workspace(attend_workspace(cache.shape(), num_heads, width * kBlockTokens, num_threads));
+    const StepContext step{machine.pool, machine.kernels, batch, &caches, scratch.data(), workspace.data()};
+    const Rows result{out.data(), static_cast<int>(out.shape(1)), static_cast<int>(out.shape(1))};
+    const AttendArgs args{rows_of(q), rows_of(k), rows_of(v), result, 0, slot, num_heads, scale, window, softcap};
+    for (int i = 0; i < repeat; i++) attend(step, args);
 }
 
 }  // namespace
@@ -103,9 +102,9 @@ void bind_attention(nb::module_& m) {
         },
         nb::kw_only(), "num_kv_heads"_a, "head_dim"_a, "value_dim"_a, "type"_a, "num_heads"_a, "max_context"_a,
         "num_threads"_a);
-    m.def("attend_alone", &attend_alone, nb::kw_only(), "cache"_a, "slot"_a, "q"_a, "k"_a, "v"_a, "out"_a,
+    m.def("attend_alone", &attend_alone, nb::kw_only(), "machine"_a, "cache"_a, "slot"_a, "q"_a, "k"_a, "v"_a, "out"_a,
           "positions"_a, "seq_starts"_a, "tables"_a, "num_heads"_a, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f,
-          "num_threads"_a = 1, "isa"_a = "");
+          "repeat"_a = 1);
 }
 
 }  // namespace pelton

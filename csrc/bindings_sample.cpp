@@ -2,12 +2,11 @@
 #include "bindings_sample.h"
 
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/string.h>
 
 #include <stdexcept>
-#include <vector>
 
 #include "bindings.h"
+#include "machine.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -24,20 +23,17 @@ T* view(nb::handle object, const char* name) {
     return nb::cast<Array<T, N>>(object.attr(name), false).data();
 }
 
-void sample_alone(Array<const float, 2> logits, nb::handle params, nb::handle out, int num_threads,
-                  const std::string& isa) {
-    const KernelTable* kernels = find_kernels(isa.c_str());
-    if (!kernels) throw std::invalid_argument("this CPU has no " + isa);
+// Draws from whole logits, again and again.
+void sample_alone(Machine& machine, Array<const float, 2> logits, nb::handle params, nb::handle out, int repeat) {
     const int vocab_size = static_cast<int>(logits.shape(1));
     if (sample_scratch(vocab_size) > kScratchBytes) throw std::invalid_argument("the vocabulary is too large");
     const SampleParams views = sample_params(params, vocab_size);
     const SampleResult result = sample_result(out);
     nb::gil_scoped_release release;
-    ThreadPool pool(num_threads);
-    std::vector<uint8_t> scratch(kScratchBytes * static_cast<size_t>(num_threads));
-    const StepContext step{pool, *kernels, {}, nullptr, scratch.data(), nullptr};
+    const Memory scratch(kScratchBytes * static_cast<size_t>(machine.pool.size()));
+    const StepContext step{machine.pool, machine.kernels, {}, nullptr, scratch.data(), nullptr};
     const Rows rows{const_cast<float*>(logits.data()), vocab_size, vocab_size};
-    sample(step, 0, static_cast<int>(logits.shape(0)), rows, views, result);
+    for (int i = 0; i < repeat; i++) sample(step, 0, static_cast<int>(logits.shape(0)), rows, views, result);
 }
 
 }  // namespace
@@ -78,8 +74,7 @@ SampleResult sample_result(nb::handle sampled) {
 }
 
 void bind_sample(nb::module_& m) {
-    m.def("sample_alone", &sample_alone, nb::kw_only(), "logits"_a, "params"_a, "out"_a, "num_threads"_a = 1,
-          "isa"_a = "");
+    m.def("sample_alone", &sample_alone, nb::kw_only(), "machine"_a, "logits"_a, "params"_a, "out"_a, "repeat"_a = 1);
 }
 
 }  // namespace pelton

@@ -1,18 +1,9 @@
 #include "kv.h"
 
-#include <sys/mman.h>
-
 #include <cstring>
-#include <new>
 
 namespace pelton {
-namespace {
-
-constexpr size_t kHugePage = size_t{2} << 20;
-
-size_t element_bytes(KVType type) { return type == KVType::BF16 ? 2 : 4; }
-
-}  // namespace
+static size_t element_bytes(KVType type) { return type == KVType::BF16 ? 2 : 4; }
 
 size_t KVShape::key_bytes() const { return element_bytes(type) * kBlockTokens * static_cast<size_t>(head_dim); }
 
@@ -25,15 +16,10 @@ size_t KVShape::layer_bytes() const { return head_bytes() * static_cast<size_t>(
 size_t KVShape::block_bytes() const { return layer_bytes() * static_cast<size_t>(num_layers); }
 
 KVCache::KVCache(const KVShape& shape, int num_blocks)
-    : shape_(shape), num_blocks_(num_blocks), layer_stride_(shape.layer_bytes() * static_cast<size_t>(num_blocks)) {
-    const size_t size = layer_stride_ * static_cast<size_t>(shape.num_layers);
-    void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    if (size >= 4 * kHugePage) madvise(memory, size, MADV_HUGEPAGE);
-    memory_ = static_cast<uint8_t*>(memory);
-}
-
-KVCache::~KVCache() { munmap(memory_, layer_stride_ * static_cast<size_t>(shape_.num_layers)); }
+    : shape_(shape),
+      num_blocks_(num_blocks),
+      layer_stride_(shape.layer_bytes() * static_cast<size_t>(num_blocks)),
+      memory_(layer_stride_ * static_cast<size_t>(shape.num_layers)) {}
 
 void KVCache::copy(int src, int dst) {
     const size_t size = shape_.layer_bytes();

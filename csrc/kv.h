@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "kernels/attention.h"
+#include "memory.h"
 
 namespace pelton {
 
@@ -35,14 +36,11 @@ class KVCache {
   public:
     // Reserves zeroed memory for `num_blocks`. Throws std::bad_alloc where the system refuses.
     KVCache(const KVShape& shape, int num_blocks);
-    ~KVCache();
-    KVCache(const KVCache&) = delete;
-    KVCache& operator=(const KVCache&) = delete;
 
     const KVShape& shape() const { return shape_; }
     int num_blocks() const { return num_blocks_; }
     // Block 0 of one layer; block b begins shape().layer_bytes() * b further.
-    uint8_t* layer(int index) const { return memory_ + layer_stride_ * static_cast<size_t>(index); }
+    uint8_t* layer(int index) const { return memory_.data() + layer_stride_ * static_cast<size_t>(index); }
 
     // All slots of a block, in every layer: those that nobody filled are as good in the copy as before it.
     void copy(int src, int dst);
@@ -54,7 +52,7 @@ class KVCache {
     KVShape shape_;
     int num_blocks_;
     size_t layer_stride_;
-    uint8_t* memory_;
+    Memory memory_;
 };
 
 }  // namespace pelton

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <stdexcept>
 
+#include "ops/sample.h"
+
 namespace pelton {
 
 Program::Program(Machine& machine, std::vector<KVCache*> caches, Sizes sizes, bool profile)
@@ -110,6 +112,7 @@ void Program::add_attend(int q, int k, int v, int out, AttendArgs args) {
 }
 
 void Program::set_head(int x, ProductIds ids, int logits, int tile_rows, int num_valid, float cap) {
+    if (sample_scratch(num_valid) > kScratchBytes) throw std::invalid_argument("the vocabulary is too large to sample");
     Linear linear;
     linear.epilogue = cap > 0.0f ? Linear::Epilogue::Softcap : Linear::Epilogue::Plain;
     linear.product = product(ids);

@@ -31,6 +31,7 @@ class KVCache:
 
 def attend_alone(
     *,
+    machine: Machine,
     cache: KVCache,
     slot: int,
     q: npt.NDArray[np.float32],
@@ -44,13 +45,12 @@ def attend_alone(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
-    num_threads: int = 1,
-    isa: str = "",
+    repeat: int = 1,
 ) -> None:
     """One layer's attention outside of any plan, into `out`: for tests and timing."""
 
 def sample_alone(
-    *, logits: npt.NDArray[np.float32], params: SampleArrays, out: Sampled, num_threads: int = 1, isa: str = ""
+    *, machine: Machine, logits: npt.NDArray[np.float32], params: SampleArrays, out: Sampled, repeat: int = 1
 ) -> None:
     """Draw from whole logits [R, vocab] outside of any plan, into `out`, zeros before: for tests and timing."""
 

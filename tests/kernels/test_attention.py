@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,11 @@ from pelton.ops.spec import AttendSpec
 
 F32 = npt.NDArray[np.float32]
 ISAS = _core.isas()
+
+
+@functools.cache
+def machine(isa: str, threads: int) -> _core.Machine:
+    return _core.Machine(isa, threads, False)
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,7 @@ class Layer:
     def attend(self, cache: Any, q: F32, k: F32, v: F32, batch: Batch, threads: int = 1, isa: str = "") -> F32:
         out = np.full((q.shape[0], self.heads * self.value_dim), np.nan, np.float32)
         _core.attend_alone(
+            machine=machine(isa, threads),
             cache=cache,
             slot=1,
             q=np.ascontiguousarray(q),
@@ -66,8 +73,6 @@ class Layer:
             scale=self.scale,
             window=self.window or 0,
             softcap=self.softcap or 0.0,
-            num_threads=threads,
-            isa=isa,
         )
         return out
 

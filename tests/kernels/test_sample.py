@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,6 +15,11 @@ from pelton.ops.sampling import BAD_LOGITS, NO_TOKEN, SampleArrays, Sampled, no_
 
 F32 = npt.NDArray[np.float32]
 ISAS = _core.isas()
+
+
+@functools.cache
+def machine(isa: str, threads: int) -> _core.Machine:
+    return _core.Machine(isa, threads, False)
 
 
 def parameters(num_rows: int, **changes: Any) -> SampleArrays:
@@ -48,7 +54,7 @@ def parameters(num_rows: int, **changes: Any) -> SampleArrays:
 
 def in_core(logits: F32, params: SampleArrays, threads: int = 1, isa: str = "") -> Sampled:
     out = no_samples(len(logits), params)
-    _core.sample_alone(logits=np.ascontiguousarray(logits), params=params, out=out, num_threads=threads, isa=isa)
+    _core.sample_alone(machine=machine(isa, threads), logits=np.ascontiguousarray(logits), params=params, out=out)
     return out
 
 
