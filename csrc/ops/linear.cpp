@@ -5,8 +5,12 @@
 namespace pelton {
 namespace {
 
-constexpr int kChunksPerThread = 4;
-constexpr size_t kLeastChunkBytes = 24 << 10;
+// A chunk should take some microseconds, so that handing it out costs nothing, but no more than a small share of the
+// whole, so that a thread which the machine slows down holds up nobody. Few rows: their time is that of the weights'
+// bytes, read in long runs. Many rows: there is work enough for more and smaller chunks.
+constexpr int kManyRows = 32;
+constexpr size_t kFewRowsChunks = 4, kManyRowsChunks = 16;  // per thread
+constexpr size_t kLeastChunkBytes = 24 << 10;               // at one row
 
 size_t bytes_per_tile(const Linear& linear) { return linear.product.weight.tile_bytes + linear.up.weight.tile_bytes; }
 
@@ -58,8 +62,9 @@ void run_linears(const StepContext& context, const std::vector<Linear>& linears,
     size_t total = 0;
     for (const Linear& linear : linears)
         total += bytes_per_tile(linear) * static_cast<size_t>(linear.product.weight.num_tiles());
-    const size_t share = total / static_cast<size_t>(kChunksPerThread * context.pool.size());
-    const size_t wanted = std::max(share, kLeastChunkBytes);
+    const size_t chunks_per_thread = M < kManyRows ? kFewRowsChunks : kManyRowsChunks;
+    const size_t share = total / (chunks_per_thread * static_cast<size_t>(context.pool.size()));
+    const size_t wanted = std::max(share, kLeastChunkBytes / static_cast<size_t>(M));
     const int most = static_cast<int>(context.epilogue_bytes / (static_cast<size_t>(M) * kTileRows * sizeof(float)));
 
     struct Cut {

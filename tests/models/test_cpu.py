@@ -86,7 +86,24 @@ def test_the_bits_do_not_depend_on_batch_chunks_or_threads(case: str, kind: Weig
             np.testing.assert_array_equal(got, want)
 
 
-def test_a_sum_over_several_tiles_of_the_head_has_the_same_bits(folder: Path):
+def test_kernel_families_side_by_side(folder: Path):
+    """q, k, v and gate, up in different families: each gets the activations in its own form."""
+    path = folder / "mixed.gguf"
+    floats = ("attn_k", "ffn_up", "ffn_down")
+
+    def choose(name: str, shape: tuple[int, ...]) -> WeightType:
+        return WeightType.F32 if any(part in name for part in floats) else WeightType.Q8_0
+
+    convert.write(tiny.build("llama"), path, choose)
+    model = base.load(checkpoint.open(path))
+    want = stepping.run(stepping.on_reference(model, len(LENGTHS), LENGTH), model.config.groups, sequences(), [LENGTHS])
+    whole, mixed = run(model, [LENGTHS]), run(model, MIXED, num_threads=3)
+    for w, a, b in zip(want, whole, mixed, strict=True):
+        assert stepping.error(a, w) < tolerances.DEFAULT["int8"]
+        np.testing.assert_array_equal(a, b)
+
+
+def test_logits_in_several_tiles_have_the_same_bits(folder: Path):
     """More logit rows than one tile of the head holds, in another order, some twice."""
     model = loaded("llama", folder)
     ids = sequences()[0]
