@@ -92,9 +92,36 @@ class LinearBinding {
     const LinearKernel* kernel_;
 };
 
+class LimitsBinding {
+  public:
+    explicit LimitsBinding(const std::string& isa) : table_(find_kernels(isa.c_str())) {
+        if (!table_) throw nb::value_error(("this CPU or build has no instruction set " + isa).c_str());
+    }
+    uint32_t read(Bytes data) const {
+        nb::gil_scoped_release release;
+        return table_->limits->read(data.data(), data.shape(0) / 256 * 256);
+    }
+    int32_t int8_dots(int num_dots) const {
+        nb::gil_scoped_release release;
+        return table_->limits->int8_dots(num_dots);
+    }
+    float float_products(int num_columns) const {
+        nb::gil_scoped_release release;
+        return table_->limits->float_products(num_columns);
+    }
+
+  private:
+    const KernelTable* table_;
+};
+
 }  // namespace
 
 void bind_linear(nb::module_& m) {
+    nb::class_<LimitsBinding>(m, "Limits")
+        .def(nb::init<const std::string&>(), "isa"_a)
+        .def("read", &LimitsBinding::read, "data"_a)
+        .def("int8_dots", &LimitsBinding::int8_dots, "num_dots"_a)
+        .def("float_products", &LimitsBinding::float_products, "num_columns"_a);
     nb::class_<LinearBinding>(m, "LinearKernel")
         .def(nb::init<const std::string&, int>(), "isa"_a, "type"_a)
         .def_prop_ro("family", &LinearBinding::family)

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/attention.h"
+#include "kernels/limits.h"
 #include "kernels/rows.h"
 #include "kernels/sample.h"
 #include "types.h"
@@ -62,6 +63,7 @@ struct KernelTable {
     const AttentionKernel* attention;  // [kNumKVTypes]
     const RowKernels* rows;
     const SampleKernels* sample;
+    const LimitKernels* limits;
 };
 
 // One function per instruction set that this build has, defined in csrc/kernels/<isa>/table.cpp.

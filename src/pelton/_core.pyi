@@ -203,3 +203,19 @@ class LinearKernel:
 
     def unpack_row(self, tiles: npt.NDArray[np.uint8], row: int, K: int) -> npt.NDArray[np.float32]:
         """One row of the weight, dequantised."""
+
+class Limits:
+    """What this CPU can do at most on one thread. Each call releases the GIL and returns a number of no interest.
+
+    Raises ValueError if this CPU has no such instruction set.
+    """
+
+    def __init__(self, isa: str) -> None: ...
+    def read(self, data: npt.NDArray[np.uint8]) -> int:
+        """Read bytes from front to end (whole runs of 256)."""
+
+    def int8_dots(self, num_dots: int) -> int:
+        """num_dots (a multiple of 64) times 16 rows x 32 columns of integer multiply-adds."""
+
+    def float_products(self, num_columns: int) -> float:
+        """num_columns times 16 x 4 fused multiply-adds."""

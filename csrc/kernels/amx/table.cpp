@@ -16,7 +16,8 @@ const KernelTable* kernel_table() {
                                           {{kFloat32Activations, {}, kBFloat16Activations}, linear},
                                           attention_kernels,
                                           &row_kernels,
-                                          &sample_kernels};
+                                          &sample_kernels,
+                                          &limit_kernels};
     return &table;
 }
 

@@ -18,6 +18,8 @@ PELTON_INLINE Bytes shift(Bytes a) {
 
 PELTON_INLINE VecF fused(VecF a, VecF b, VecF c) { return _mm256_fmadd_ps(a, b, c); }
 PELTON_INLINE VecF to_float(VecI a) { return _mm256_cvtepi32_ps((__m256i)a); }
+PELTON_INLINE VecI load_u8(const uint8_t* p) { return (VecI)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
+PELTON_INLINE VecI load_s8(const uint8_t* p) { return (VecI)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
 PELTON_INLINE VecF load_half(const void* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 PELTON_INLINE VecF load_bf16(const void* p) {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
@@ -27,19 +29,45 @@ PELTON_INLINE VecF load_bf16(const void* p) {
 // Four columns of one row of x, for every row of weights.
 PELTON_INLINE __m256i four_columns(const int8_t* x) { return _mm256_set1_epi32(load_as<int32_t>(x)); }
 
+// kGroups groups of four columns times a scale, exact. The scale meets the 16-bit sums, which multiply for free.
+template <int kSafe, int kGroups>
+PELTON_INLINE __m256i scaled_sum(const Bytes* w, const int8_t* x, __m256i scale) {
+    __m256i total = _mm256_setzero_si256();
+    for (int i = 0; i < kGroups; i += kSafe) {
+        __m256i part = _mm256_maddubs_epi16(w[i], four_columns(x + 4 * i));
+        for (int j = i + 1; j < i + kSafe; j++)
+            part = _mm256_add_epi16(part, _mm256_maddubs_epi16(w[j], four_columns(x + 4 * j)));
+        part = _mm256_madd_epi16(part, scale);
+        total = i ? _mm256_add_epi32(total, part) : part;
+    }
+    return total;
+}
+
 // sum of w[k] x[k] over 32 columns, exact. kSafe is how many products of four columns fit 16 bits together:
 // 8 for weights up to 15, 4 up to 31, 2 up to 63.
 template <int kSafe>
 PELTON_INLINE VecI dot(const Bytes (&w)[8], const int8_t* x) {
-    __m256i total = _mm256_setzero_si256();
-    for (int i = 0; i < 8; i += kSafe) {
-        __m256i part = _mm256_maddubs_epi16(w[i], four_columns(x + 4 * i));
-        for (int j = i + 1; j < i + kSafe; j++)
-            part = _mm256_add_epi16(part, _mm256_maddubs_epi16(w[j], four_columns(x + 4 * j)));
-        part = _mm256_madd_epi16(part, _mm256_set1_epi16(1));
-        total = i ? _mm256_add_epi32(total, part) : part;
-    }
-    return (VecI)total;
+    return (VecI)scaled_sum<kSafe, 8>(w, x, _mm256_set1_epi16(1));
+}
+
+// Integer scales of kLanes rows, as pairs of 16 bits: (a, b) in the low and high half of a row's 32.
+using Pairs = __m256i;
+PELTON_INLINE Pairs pairs(VecI a, VecI b) { return (__m256i)((a & 0xffff) | (b << 16)); }
+// a * first half's sum of x + b * second half's
+PELTON_INLINE VecI dot_halves(Pairs ab, const int16_t (&half_sums)[2]) {
+    return (VecI)_mm256_madd_epi16(ab, _mm256_set1_epi32(load_as<int32_t>(half_sums)));
+}
+
+// The same with an integer scale (8 bits) for the block, or for each half of it.
+using Scale = __m256i;
+PELTON_INLINE Scale scale_of(VecI a) { return pairs(a, a); }
+template <int kSafe>
+PELTON_INLINE VecI dot(const Bytes (&w)[8], const int8_t* x, Scale scale) {
+    return (VecI)scaled_sum<kSafe, 8>(w, x, scale);
+}
+template <int kSafe>
+PELTON_INLINE VecI dot(const Bytes (&w)[8], const int8_t* x, Scale first, Scale second) {
+    return (VecI)_mm256_add_epi32(scaled_sum<kSafe, 4>(w, x, first), scaled_sum<kSafe, 4>(w + 4, x + 16, second));
 }
 
 // Signed weights. maddubs would saturate on u8 x s8 pairs, so the sign moves to x: |w| x <= 128 * 127 * 2.

@@ -15,7 +15,8 @@ const KernelTable* kernel_table() {
                                           {{kFloat32Activations, kInt8Activations, {}}, linear},
                                           attention_kernels,
                                           &row_kernels,
-                                          &sample_kernels};
+                                          &sample_kernels,
+                                          &limit_kernels};
     return &table;
 }
 

@@ -11,11 +11,9 @@ static const LinearKernel* linear(WeightType type) {
 }
 
 const KernelTable* kernel_table() {
-    static constexpr KernelTable table = {"avx512",
-                                          {{kFloat32Activations, kInt8Activations, {}}, linear},
-                                          attention_kernels,
-                                          &row_kernels,
-                                          &sample_kernels};
+    static constexpr KernelTable table = {"avx512",          {{kFloat32Activations, kInt8Activations, {}}, linear},
+                                          attention_kernels, &row_kernels,
+                                          &sample_kernels,   &limit_kernels};
     return &table;
 }
 

@@ -35,6 +35,8 @@ PELTON_INLINE VecF fused(VecF a, VecF b, VecF c) {
     return __builtin_convertvector((Doubles)(sum_bits + (step & even & inexact)), VecF);
 }
 PELTON_INLINE VecF to_float(VecI a) { return __builtin_convertvector(a, VecF); }
+PELTON_INLINE VecI load_u8(const uint8_t* p) { return VecI{p[0], p[1], p[2], p[3]}; }
+PELTON_INLINE VecI load_s8(const uint8_t* p) { return VecI{(int8_t)p[0], (int8_t)p[1], (int8_t)p[2], (int8_t)p[3]}; }
 PELTON_INLINE VecF load_half(const void* p) {
     const uint16_t* h = (const uint16_t*)p;
     return VecF{half_to_float(h[0]), half_to_float(h[1]), half_to_float(h[2]), half_to_float(h[3])};
@@ -54,12 +56,10 @@ PELTON_INLINE Shorts splat_pair(int8_t a, int8_t b) {
 PELTON_INLINE Columns four_columns(const int8_t* x) { return {splat_pair(x[0], x[2]), splat_pair(x[1], x[3])}; }
 PELTON_INLINE VecI sum_pairs(Shorts a) { return ((VecI)a << 16 >> 16) + ((VecI)a >> 16); }
 
-// sum of w[k] x[k] over 32 columns, exact. kSafe is how many products of four columns fit 16 bits together:
-// 8 for weights up to 15, 4 up to 31, 2 up to 63.
-template <int kSafe>
-PELTON_INLINE VecI dot(const Bytes (&w)[8], const int8_t* x) {
+template <int kSafe, int kGroups>
+PELTON_INLINE VecI sum_groups(const Bytes* w, const int8_t* x) {
     VecI total{};
-    for (int i = 0; i < 8; i += kSafe) {
+    for (int i = 0; i < kGroups; i += kSafe) {
         Shorts part{};
         for (int j = i; j < i + kSafe; j++) {
             const Columns columns = four_columns(x + 4 * j);
@@ -68,6 +68,35 @@ PELTON_INLINE VecI dot(const Bytes (&w)[8], const int8_t* x) {
         total += sum_pairs(part);
     }
     return total;
+}
+
+// sum of w[k] x[k] over 32 columns, exact. kSafe is how many products of four columns fit 16 bits together:
+// 8 for weights up to 15, 4 up to 31, 2 up to 63.
+template <int kSafe>
+PELTON_INLINE VecI dot(const Bytes (&w)[8], const int8_t* x) {
+    return sum_groups<kSafe, 8>(w, x);
+}
+
+// Integer scales of kLanes rows for the first and the second half of a block.
+struct Pairs {
+    VecI a, b;
+};
+PELTON_INLINE Pairs pairs(VecI a, VecI b) { return {a, b}; }
+// a * first half's sum of x + b * second half's
+PELTON_INLINE VecI dot_halves(Pairs p, const int16_t (&half_sums)[2]) {
+    return p.a * half_sums[0] + p.b * half_sums[1];
+}
+
+// The same with an integer scale (8 bits) for the block, or for each half of it.
+using Scale = VecI;
+PELTON_INLINE Scale scale_of(VecI a) { return a; }
+template <int kSafe>
+PELTON_INLINE VecI dot(const Bytes (&w)[8], const int8_t* x, Scale scale) {
+    return sum_groups<kSafe, 8>(w, x) * scale;
+}
+template <int kSafe>
+PELTON_INLINE VecI dot(const Bytes (&w)[8], const int8_t* x, Scale first, Scale second) {
+    return sum_groups<kSafe, 4>(w, x) * first + sum_groups<kSafe, 4>(w + 4, x + 16) * second;
 }
 
 // Signed weights: |w| x <= 128 * 127 * 2 for two columns, which fits 16 bits.

@@ -3,8 +3,10 @@
 // Bytes hold kLanes rows x 4 columns. What each instruction set's own header must offer:
 //   load_bytes, and_mask, shift<kBits>          planes to values
 //   dot<kSafe>(w, x)                            32 columns of unsigned weights
+//   Scale, scale_of, dot<kSafe>(w, x, scale..)  the same times an integer scale for the block or each half of it
+//   Pairs, pairs, dot_halves                    integer scales times the sums of x over each half
 //   SignedBytes, load_signed, dot(w, x, sum)    32 columns of signed weights
-//   load_half, load_bf16, to_float, fused       as the names say; fused is a * b + c rounded once
+//   load_u8, load_s8, load_half, load_bf16, to_float, fused: as the names say; fused is a * b + c rounded once
 #pragma once
 
 #include "kernels/portable/simd.h"

@@ -3,6 +3,7 @@
 // For each part of a tile (as many rows as a vector has lanes) and each block of 32 columns the weights are unpacked to
 // registers once and then meet every row of activations; sums of many rows wait in L1. Each sum takes its blocks in
 // ascending order whatever the number of rows, so the result does not depend on it.
+#include "kernels/portable/int8_kquants.h"
 #include "kernels/portable/int8_types.h"
 #include "kernels/portable/linear.h"
 
@@ -38,6 +39,13 @@ struct Tile {
 PELTON_INLINE int group_blocks(int group, int num_blocks) {
     const int rest = num_blocks - group * kGroupBlocks;
     return rest < kGroupBlocks ? rest : kGroupBlocks;
+}
+
+// Of a later block: a tile is one stream, which goes on into the next tile.
+template <class Type>
+PELTON_INLINE void prefetch(Block block) {
+    for (int z = 0; z < Tile<Type>::kGroupBytes / kGroupBlocks; z += 64)
+        __builtin_prefetch(block.planes + z + kPrefetch);
 }
 
 template <class Type>
@@ -81,8 +89,7 @@ void run_few(const uint8_t* tiles, const Activations& x, float* out, size_t ldo,
             const int count = group_blocks(b0 / kGroupBlocks, x.num_blocks);
             for (int j = 0; j < count; j++) {
                 const Block block = Tile<Type>::block(group, count, j);
-                for (int z = 0; z < Tile<Type>::kGroupBytes / kGroupBlocks; z += 64)
-                    __builtin_prefetch(block.planes + z + kPrefetch);
+                prefetch<Type>(block);
                 const ActivationBlock act = x.block(0, b0 + j);
                 for (int p = 0; p < kParts; p++) {
                     const typename Type::Weights w = Type::unpack(block, p);
@@ -109,6 +116,7 @@ void add_chunk(const uint8_t* tile, const Activations& x, const Chunk& chunk, fl
         const int count = group_blocks(g, x.num_blocks);
         for (int j = 0; j < count; j++) {
             const Block block = Tile<Type>::block(group, count, j);
+            prefetch<Type>(block);
             for (int p = 0; p < kParts; p++) {
                 const typename Type::Weights w = Type::unpack(block, p);
                 float* sum = sums + p * kLanes;
@@ -162,10 +170,6 @@ void run(const uint8_t* tiles, const uint8_t* act, int M, int K, float* out, siz
             return run_few<Type, 1>(tiles, x, out, ldo, t0, t1);
         case 2:
             return run_few<Type, 2>(tiles, x, out, ldo, t0, t1);
-        case 3:
-            return run_few<Type, 3>(tiles, x, out, ldo, t0, t1);
-        case 4:
-            return run_few<Type, 4>(tiles, x, out, ldo, t0, t1);
         default:
             return run_many<Type>(tiles, x, out, ldo, t0, t1, scratch);
     }
@@ -188,6 +192,16 @@ const LinearKernel* int8_linear(WeightType type) {
             return &kernel<Q5_1>;
         case WeightType::Q8_0:
             return &kernel<Q8_0>;
+        case WeightType::Q2_K:
+            return &kernel<Q2_K>;
+        case WeightType::Q3_K:
+            return &kernel<Q3_K>;
+        case WeightType::Q4_K:
+            return &kernel<Q4_K>;
+        case WeightType::Q5_K:
+            return &kernel<Q5_K>;
+        case WeightType::Q6_K:
+            return &kernel<Q6_K>;
         default:
             return nullptr;
     }

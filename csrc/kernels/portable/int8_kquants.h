@@ -1,0 +1,248 @@
+// int8_kquants.h: GGML's K-quants as the Int8 kernels see them. A group of eight blocks is one super-block of 256.
+//
+// The integer scales of sub-blocks join the exact integer dot, so a block adds one fma with d x activation scale. A
+// minimum is a second fma: minimum x scaled sum of x; Q2_K, which has two minima per block, sums them as integers
+// first.
+#pragma once
+
+#include "kernels/portable/int8_types.h"
+
+namespace pelton::PELTON_ISA {
+
+// Byte i of a run of `width` file bytes holds bits of values i, i + width, i + 2 width, ...: block j's 32 values.
+inline void split_pairs(const uint8_t* file, int j, uint8_t* q) {
+    for (int i = 0; i < 32; i++) q[i] = file[32 * (j / 4) + i] >> (2 * (j % 4)) & 3;
+}
+inline void add_bits(const uint8_t* file, int j, int to, uint8_t* q) {
+    for (int i = 0; i < 32; i++) q[i] |= (uint8_t)((file[i] >> j & 1) << to);
+}
+
+struct Q2_K {
+    static constexpr int kFileColumns = 256, kFileBytes = 84;
+    static constexpr int kGroupHeader = 2 * kHalves, kBlockHeader = 2 * kTileRows, kPlanes = 2 * kPlane;
+    struct Weights {
+        Bytes w[8];
+        Scale first, second;
+        Pairs minima;
+        VecF scale, minus_minimum_scale;
+    };
+    PELTON_INLINE static Weights unpack(Block b, int part) {
+        Weights out;
+        for (int p = 0; p < 2; p++) {
+            const Bytes plane = load_bytes(b.planes + kPlane * p + part * kLanes * 4);
+            out.w[4 * p] = and_mask(plane, 3);
+            out.w[4 * p + 1] = and_mask(shift<-2>(plane), 3);
+            out.w[4 * p + 2] = and_mask(shift<-4>(plane), 3);
+            out.w[4 * p + 3] = and_mask(shift<-6>(plane), 3);
+        }
+        const VecI first = load_u8(b.header + part * kLanes), second = load_u8(b.header + kTileRows + part * kLanes);
+        out.first = scale_of(first & 15);
+        out.second = scale_of(second & 15);
+        out.minima = pairs(first >> 4, second >> 4);
+        out.scale = row_halves(b.group, part);
+        out.minus_minimum_scale = -row_halves(b.group + kHalves, part);
+        return out;
+    }
+    PELTON_INLINE static VecF accumulate(const Weights& w, const int8_t* x, const BlockInfo& info, VecF sum) {
+        const VecF product = to_float(dot<4>(w.w, x, w.first, w.second));
+        const VecF minimum = to_float(dot_halves(w.minima, info.half_sums));
+        sum = fused(product, w.scale * splat(info.scale), sum);
+        return fused(minimum, w.minus_minimum_scale * splat(info.scale), sum);
+    }
+    PELTON_INLINE static void pack(const uint8_t* file, int j, int r, MutableBlock b) {
+        uint8_t q[32];
+        split_pairs(file + 16, j, q);
+        put_pairs<0>(q, r, b.planes);
+        put_half(b.group, r, file + 80);
+        put_half(b.group + kHalves, r, file + 82);
+        b.header[r] = file[2 * j];
+        b.header[kTileRows + r] = file[2 * j + 1];
+    }
+    PELTON_INLINE static void dequantize(Block b, int r, float* out) {
+        for (int k = 0; k < 32; k++) {
+            const int scales = b.header[k / 16 * kTileRows + r];
+            const float scale = get_half(b.group, r) * (float)(scales & 15);
+            const float minimum = get_half(b.group + kHalves, r) * (float)(scales >> 4);
+            out[k] = scale * (float)get_pair(b.planes, r, k) - minimum;
+        }
+    }
+};
+
+// Signed weights with an integer scale (signed) per 16 columns: Q3_K and Q6_K.
+struct SignedHalves {
+    Quants q;
+    Scale first, second;
+    Pairs offset;  // -kOffset x scale, to meet the half sums of x
+    VecF scale;
+};
+template <int kOffset>
+PELTON_INLINE void load_half_scales(Block b, int part, SignedHalves& out) {
+    const VecI first = load_s8(b.header + part * kLanes), second = load_s8(b.header + kTileRows + part * kLanes);
+    out.first = scale_of(first);
+    out.second = scale_of(second);
+    out.offset = pairs(first * -kOffset, second * -kOffset);
+    out.scale = row_halves(b.group, part);
+}
+template <int kSafe>
+PELTON_INLINE VecF add_signed_halves(const SignedHalves& w, const int8_t* x, const BlockInfo& info, VecF sum) {
+    const VecI product = dot<kSafe>(w.q.w, x, w.first, w.second) + dot_halves(w.offset, info.half_sums);
+    return fused(to_float(product), w.scale * splat(info.scale), sum);
+}
+
+struct Q3_K {
+    static constexpr int kFileColumns = 256, kFileBytes = 110;
+    static constexpr int kGroupHeader = kHalves, kBlockHeader = 2 * kTileRows, kPlanes = 3 * kPlane;
+    using Weights = SignedHalves;
+    PELTON_INLINE static Weights unpack(Block b, int part) {
+        Weights out;
+        for (int p = 0; p < 2; p++) {
+            const Bytes plane = load_bytes(b.planes + kPlane * p + part * kLanes * 4);
+            out.q.w[4 * p] = and_mask(plane, 3);
+            out.q.w[4 * p + 1] = and_mask(shift<-2>(plane), 3);
+            out.q.w[4 * p + 2] = and_mask(shift<-4>(plane), 3);
+            out.q.w[4 * p + 3] = and_mask(shift<-6>(plane), 3);
+        }
+        unpack_bits<2>(load_bytes(b.planes + 2 * kPlane + part * kLanes * 4), out.q);
+        load_half_scales<4>(b, part, out);
+        return out;
+    }
+    PELTON_INLINE static VecF accumulate(const Weights& w, const int8_t* x, const BlockInfo& info, VecF sum) {
+        return add_signed_halves<4>(w, x, info, sum);
+    }
+    // Scale i of a super-block: low nibbles in bytes 0 to 7, two top bits in bytes 8 to 11, less 32.
+    PELTON_INLINE static int file_scale(const uint8_t* scales, int i) {
+        const int low = i < 8 ? scales[i] & 15 : scales[i - 8] >> 4;
+        return (low | (scales[8 + i % 4] >> (2 * (i / 4)) & 3) << 4) - 32;
+    }
+    PELTON_INLINE static void pack(const uint8_t* file, int j, int r, MutableBlock b) {
+        uint8_t q[32];
+        split_pairs(file + 32, j, q);
+        add_bits(file, j, 2, q);
+        put_pairs<0>(q, r, b.planes);
+        put_bits<2>(q, r, b.planes + 2 * kPlane);
+        put_half(b.group, r, file + 108);
+        for (int h = 0; h < 2; h++) b.header[h * kTileRows + r] = (uint8_t)file_scale(file + 96, 2 * j + h);
+    }
+    PELTON_INLINE static void dequantize(Block b, int r, float* out) {
+        for (int k = 0; k < 32; k++) {
+            const int q = get_pair(b.planes, r, k) | get_bit(b.planes + 2 * kPlane, r, k) << 2;
+            out[k] = get_half(b.group, r) * (float)(int8_t)b.header[k / 16 * kTileRows + r] * (float)(q - 4);
+        }
+    }
+};
+
+struct Q6_K {
+    static constexpr int kFileColumns = 256, kFileBytes = 210;
+    static constexpr int kGroupHeader = kHalves, kBlockHeader = 2 * kTileRows, kPlanes = 6 * kPlane;
+    using Weights = SignedHalves;
+    PELTON_INLINE static Weights unpack(Block b, int part) {
+        Weights out;
+        out.q = unpack_nibbles(b.planes, part);
+        for (int p = 0; p < 2; p++) {
+            const Bytes plane = load_bytes(b.planes + kPlane * (4 + p) + part * kLanes * 4);
+            Bytes* w = out.q.w + 4 * p;
+            w[0] = w[0] | and_mask(shift<4>(plane), 0x30);
+            w[1] = w[1] | and_mask(shift<2>(plane), 0x30);
+            w[2] = w[2] | and_mask(plane, 0x30);
+            w[3] = w[3] | and_mask(shift<-2>(plane), 0x30);
+        }
+        load_half_scales<32>(b, part, out);
+        return out;
+    }
+    PELTON_INLINE static VecF accumulate(const Weights& w, const int8_t* x, const BlockInfo& info, VecF sum) {
+        return add_signed_halves<2>(w, x, info, sum);
+    }
+    PELTON_INLINE static void pack(const uint8_t* file, int j, int r, MutableBlock b) {
+        uint8_t q[32];
+        const uint8_t* low = file + 64 * (j / 4) + 32 * (j % 2);
+        const uint8_t* high = file + 128 + 32 * (j / 4);
+        for (int i = 0; i < 32; i++)
+            q[i] = (uint8_t)((low[i] >> (j % 4 / 2 * 4) & 15) | (high[i] >> (2 * (j % 4)) & 3) << 4);
+        put_nibbles(q, r, b.planes);
+        put_pairs<4>(q, r, b.planes + 4 * kPlane);
+        put_half(b.group, r, file + 208);
+        for (int h = 0; h < 2; h++) b.header[h * kTileRows + r] = file[192 + 2 * j + h];
+    }
+    PELTON_INLINE static void dequantize(Block b, int r, float* out) {
+        for (int k = 0; k < 32; k++) {
+            const int q = get_nibble(b.planes, r, k) | get_pair(b.planes + 4 * kPlane, r, k) << 4;
+            out[k] = get_half(b.group, r) * (float)(int8_t)b.header[k / 16 * kTileRows + r] * (float)(q - 32);
+        }
+    }
+};
+
+// Scale and minimum of block j out of twelve bytes (Q4_K, Q5_K): six bits each, the last four's top bits apart.
+inline void put_scale_and_minimum(const uint8_t* file, int j, int r, uint8_t* header) {
+    const int scale = j < 4 ? file[j] & 63 : (file[j + 4] & 15) | file[j - 4] >> 6 << 4;
+    const int minimum = j < 4 ? file[j + 4] & 63 : file[j + 4] >> 4 | file[j] >> 6 << 4;
+    header[r] = (uint8_t)scale;
+    header[kTileRows + r] = (uint8_t)minimum;
+}
+
+struct Q4_K {
+    static constexpr int kFileColumns = 256, kFileBytes = 144;
+    static constexpr int kGroupHeader = 2 * kHalves, kBlockHeader = 2 * kTileRows, kPlanes = 4 * kPlane;
+    struct Weights {
+        Quants q;
+        Scale block_scale;
+        VecF scale, minus_minimum;
+    };
+    PELTON_INLINE static Weights unpack(Block b, int part) {
+        const VecI minimum = load_u8(b.header + kTileRows + part * kLanes);
+        return {unpack_nibbles(b.planes, part), scale_of(load_u8(b.header + part * kLanes)), row_halves(b.group, part),
+                -row_halves(b.group + kHalves, part) * to_float(minimum)};
+    }
+    template <int kSafe = 8>
+    PELTON_INLINE static VecF accumulate(const Weights& w, const int8_t* x, const BlockInfo& info, VecF sum) {
+        const VecF product = to_float(dot<kSafe>(w.q.w, x, w.block_scale));
+        sum = fused(product, w.scale * splat(info.scale), sum);
+        return fused(w.minus_minimum, splat(info.scaled_sum), sum);
+    }
+    PELTON_INLINE static void pack(const uint8_t* file, int j, int r, MutableBlock b) {
+        uint8_t q[32];
+        for (int i = 0; i < 32; i++) q[i] = file[16 + 32 * (j / 2) + i] >> (j % 2 * 4) & 15;
+        put_nibbles(q, r, b.planes);
+        put_half(b.group, r, file);
+        put_half(b.group + kHalves, r, file + 2);
+        put_scale_and_minimum(file + 4, j, r, b.header);
+    }
+    PELTON_INLINE static void dequantize(Block b, int r, float* out) {
+        const float scale = get_half(b.group, r) * (float)b.header[r];
+        const float minimum = get_half(b.group + kHalves, r) * (float)b.header[kTileRows + r];
+        for (int k = 0; k < 32; k++) out[k] = scale * (float)get_nibble(b.planes, r, k) - minimum;
+    }
+};
+
+struct Q5_K {
+    static constexpr int kFileColumns = 256, kFileBytes = 176;
+    static constexpr int kGroupHeader = 2 * kHalves, kBlockHeader = 2 * kTileRows, kPlanes = 5 * kPlane;
+    using Weights = Q4_K::Weights;
+    PELTON_INLINE static Weights unpack(Block b, int part) {
+        Weights w = Q4_K::unpack(b, part);
+        unpack_bits<4>(load_bytes(b.planes + 4 * kPlane + part * kLanes * 4), w.q);
+        return w;
+    }
+    PELTON_INLINE static VecF accumulate(const Weights& w, const int8_t* x, const BlockInfo& info, VecF sum) {
+        return Q4_K::accumulate<4>(w, x, info, sum);
+    }
+    PELTON_INLINE static void pack(const uint8_t* file, int j, int r, MutableBlock b) {
+        uint8_t q[32];
+        for (int i = 0; i < 32; i++) q[i] = file[48 + 32 * (j / 2) + i] >> (j % 2 * 4) & 15;
+        add_bits(file + 16, j, 4, q);
+        put_nibbles(q, r, b.planes);
+        put_bits<4>(q, r, b.planes + 4 * kPlane);
+        put_half(b.group, r, file);
+        put_half(b.group + kHalves, r, file + 2);
+        put_scale_and_minimum(file + 4, j, r, b.header);
+    }
+    PELTON_INLINE static void dequantize(Block b, int r, float* out) {
+        const float scale = get_half(b.group, r) * (float)b.header[r];
+        const float minimum = get_half(b.group + kHalves, r) * (float)b.header[kTileRows + r];
+        for (int k = 0; k < 32; k++) {
+            const int q = get_nibble(b.planes, r, k) | get_bit(b.planes + 4 * kPlane, r, k) << 4;
+            out[k] = scale * (float)q - minimum;
+        }
+    }
+};
+
+}  // namespace pelton::PELTON_ISA
