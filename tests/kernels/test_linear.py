@@ -151,6 +151,21 @@ def test_random_bytes_as_weights(isa: str, type: WeightType) -> None:
 
 @every_kernel
 @pytest.mark.parametrize("type", INT8, ids=lambda t: t.name)
+def test_blocks_of_very_small_scales_are_not_lost_beside_large_ones(isa: str, type: WeightType) -> None:
+    """One block of a row is 2**20 times the others, and its activations are zero."""
+    N, K, block = 16, 1024, quants.block_size(type)
+    values = np.random.default_rng(15).standard_normal((N, K)).astype(np.float32) * np.float32(2.0**-6)
+    values[:, block : 2 * block] *= np.float32(2.0**20)
+    rows, x = quants.quantize(type, values), random_inputs(3, K, 16)
+    x[:, block : 2 * block] = 0
+    out = Kernel(isa, type, rows, K).run(x)
+    assert_same_bits(out, twin(isa, type, rows, x))
+    expected = x.astype(np.float64) @ values.astype(np.float64).T
+    assert np.abs(out - expected).max() < 0.7 * np.abs(expected).max()
+
+
+@every_kernel
+@pytest.mark.parametrize("type", INT8, ids=lambda t: t.name)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_spoils_its_own_row_alone(isa: str, type: WeightType, bad: float) -> None:
     N, K = 16, 512

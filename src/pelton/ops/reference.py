@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pelton.formats.quants import WeightType, bf16_to_f32, dequantize, f32_to_bf16, row_bytes
+from pelton.formats.quants import WeightType, dequantize, row_bytes
 from pelton.ops import numerics, recurrence
 from pelton.ops.data import I32, Batch, Weight
 from pelton.ops.memory import Floats, Memory
@@ -127,7 +127,7 @@ class Ops:
     def embed(self, table: Matrix, ids: I32) -> Array:
         """Rows of the table, as their family holds them."""
         rows = table.values[ids]
-        return bf16_to_f32(f32_to_bf16(rows)) if self._family_of(table.weight.type) == "bf16" else rows
+        return numerics.bf16_operand(rows) if self._family_of(table.weight.type) == "bf16" else rows
 
     def _product(self, x: Array, matrix: Matrix, part: tuple[int, ...] = ()) -> Array:
         """x @ w.T; `part` picks a matrix out of a stack."""

@@ -1,21 +1,17 @@
-// The linear kernels of this CPU's instruction sets, checked without Python: built with -DPELTON_SELFTEST=ON.
-//
-// selftest [ISA [TYPE ...]], otherwise the best instruction set and all types. For some shapes of each type,
+// Linear kernels. For every weight type and some shapes,
 //   rows   each row of a packed weight comes back as the generic kernels give it (BFloat16: rounded to bf16);
 //   alone  the outputs of a row are the same bits whatever the number of rows and the split of tiles;
 //   value  they are what they should be: Int8 and Float32 the bits of the generic kernels, BFloat16 those of the tile
 //          product's definition (csrc/kernels/amx/tiles.h), computed here one by one.
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <vector>
 
-#include "kernels/table.h"
+#include "selftest.h"
 
-namespace {
+namespace selftest {
 
 using namespace pelton;
+
+namespace {
 
 struct Type {
     WeightType id;
@@ -43,27 +39,6 @@ const Type kTypes[] = {
 };
 
 constexpr int kN = 69, kTiles = (kN + kTileRows - 1) / kTileRows, kColumns = kTiles * kTileRows, kM = 100;
-
-struct Random {
-    uint64_t state;
-    uint32_t operator()() {
-        state = state * 6364136223846793005u + 1442695040888963407u;
-        return static_cast<uint32_t>(state >> 33);
-    }
-};
-
-// 64-byte aligned bytes.
-class Bytes {
-  public:
-    explicit Bytes(size_t size) : memory_(size + 64, 0xa5) {}
-    uint8_t* data() {
-        const auto address = reinterpret_cast<uintptr_t>(memory_.data());
-        return memory_.data() + (64 - address % 64) % 64;
-    }
-
-  private:
-    std::vector<uint8_t> memory_;
-};
 
 // Any bits as quants; scales over 28 binades, a few of them zero or subnormal.
 std::vector<uint8_t> random_weights(const Type& type, int K, Random& random) {
@@ -162,23 +137,11 @@ float tile_product(const float* x, const std::vector<float>& w) {
     return total;
 }
 
-bool is_same(float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); }
-
-struct Counts {
-    long checks = 0, failures = 0;
-    void add(bool good, const char* isa, const Type& type, int K, const char* what, int M) {
-        checks++;
-        if (good) return;
-        failures++;
-        std::printf("FAIL %s %s K=%d %s M=%d\n", isa, type.name, K, what, M);
-    }
-};
-
-void check_shape(const KernelTable& table, const Type& type, int K, Counts& counts) {
+void check_shape(const KernelTable& table, const KernelTable& generic, const Type& type, int K, Counts& counts) {
     Random random{static_cast<uint64_t>(K) * 1000 + static_cast<uint64_t>(type.id)};
     const auto file = random_weights(type, K, random);
     const auto x = random_inputs(K, random);
-    Weight weight(table, type, file, K), plain(*find_kernels("generic"), type, file, K);
+    Weight weight(table, type, file, K), plain(generic, type, file, K);
     const bool is_bf16 = weight.kernel.family == Family::BFloat16;
 
     std::vector<std::vector<float>> rows;
@@ -191,7 +154,7 @@ void check_shape(const KernelTable& table, const Type& type, int K, Counts& coun
             rows_same &= is_same(row[k], rows.back()[k]);
         }
     }
-    counts.add(rows_same, table.isa, type, K, "rows", 0);
+    counts.add(rows_same, type.name, "rows", K);
 
     std::vector<float> alone;
     for (int m = 0; m < kM; m++) {
@@ -200,7 +163,8 @@ void check_shape(const KernelTable& table, const Type& type, int K, Counts& coun
     }
     for (const int M : {2, 5, 16, 17, 32, 33, 49, 96, 100}) {
         const auto out = weight.run(x.data(), M, M % kTiles);
-        counts.add(!std::memcmp(out.data(), alone.data(), out.size() * sizeof(float)), table.isa, type, K, "alone", M);
+        counts.add(!std::memcmp(out.data(), alone.data(), out.size() * sizeof(float)), type.name, "alone",
+                   1000 * K + M);
     }
 
     bool values_same = true;
@@ -212,32 +176,22 @@ void check_shape(const KernelTable& table, const Type& type, int K, Counts& coun
             const float want = is_bf16 ? tile_product(inputs, rows[static_cast<size_t>(n)]) : expected[at];
             values_same &= is_same(alone[at], want);
         }
-    counts.add(values_same, table.isa, type, K, "value", 1);
+    counts.add(values_same, type.name, "value", K);
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-    std::setvbuf(stdout, nullptr, _IOLBF, 0);
-    const char* isa = argc > 1 ? argv[1] : "";
-    const KernelTable *table = find_kernels(isa), *plain = find_kernels("generic");
-    if (!table) {
-        std::printf("this CPU does not have %s\n", isa);
-        return 2;
-    }
-    const auto is_wanted = [&](const Type& type) {
-        for (int i = 2; i < argc; i++)
-            if (!std::strcmp(argv[i], type.name)) return true;
-        return argc <= 2;
-    };
-    Counts counts;
+void check_linear(const KernelTable& table, const KernelTable& plain, Counts& counts,
+                  bool (*is_wanted)(const char* type)) {
     for (const Type& type : kTypes) {
-        if (!is_wanted(type)) continue;
-        if (table->linear.linear(type.id) && plain->linear.linear(type.id))
-            for (const int K : type.shapes) check_shape(*table, type, K, counts);
-        else
-            std::printf("%s %s: no kernel\n", table->isa, type.name);
-        std::printf("%s %s: %ld checks, %ld failures so far\n", table->isa, type.name, counts.checks, counts.failures);
+        if (!is_wanted(type.name)) continue;
+        if (!table.linear.linear(type.id) || !plain.linear.linear(type.id)) {
+            std::printf("%s %s: no kernel\n", table.isa, type.name);
+            continue;
+        }
+        for (const int K : type.shapes) check_shape(table, plain, type, K, counts);
+        counts.report(type.name);
     }
-    return counts.failures ? 1 : 0;
 }
+
+}  // namespace selftest
