@@ -11,6 +11,8 @@ namespace {
 constexpr int kManyRows = 32;
 constexpr size_t kFewRowsChunks = 4, kManyRowsChunks = 16;  // per thread
 constexpr size_t kLeastChunkBytes = 24 << 10;               // at one row
+constexpr int kManyRowsTiles = 4;                           // at least, per chunk: long enough runs of each row
+constexpr int kRowsAhead = 6;
 
 size_t bytes_per_tile(const Linear& linear) { return linear.product.weight.tile_bytes + linear.up.weight.tile_bytes; }
 
@@ -44,6 +46,12 @@ void finish_row(const RowKernels& rows, const Linear& linear, int m, int n0, int
     }
 }
 
+// A chunk reads a few columns of each row: too short a run for the processor to see it coming.
+void prefetch_residual(const Linear& linear, int m, int M, int n0, int count) {
+    if (linear.epilogue != Linear::Epilogue::Add || m >= M) return;
+    for (int n = 0; n < count; n += kTileRows) __builtin_prefetch(linear.residual.row(m) + n0 + n);
+}
+
 void run_chunk(const StepContext& context, const Linear& linear, int M, int t0, int t1, int thread) {
     const int n0 = t0 * kTileRows, count = std::min(t1 * kTileRows, linear.product.weight.N) - n0;
     const auto stride = static_cast<size_t>(linear.out.stride);
@@ -52,8 +60,10 @@ void run_chunk(const StepContext& context, const Linear& linear, int M, int t0, 
     float* up = context.epilogue_of(thread);
     const size_t up_stride = static_cast<size_t>(t1 - t0) * kTileRows;
     if (linear.epilogue == Linear::Epilogue::Glu) multiply(context, linear.up, M, t0, t1, thread, up, up_stride);
-    for (int m = 0; m < M; m++)
+    for (int m = 0; m < M; m++) {
+        prefetch_residual(linear, m + kRowsAhead, M, n0, count);
         finish_row(*context.kernels.rows, linear, m, n0, count, up + static_cast<size_t>(m) * up_stride);
+    }
 }
 
 }  // namespace
@@ -75,7 +85,8 @@ void run_linears(const StepContext& context, const std::vector<Linear>& linears,
     for (size_t i = 0; i < linears.size(); i++) {
         // An even number of tiles: kernels like to work on two at once.
         const int fit = static_cast<int>((wanted / bytes_per_tile(linears[i]) + 1) / 2 * 2);
-        cuts[i] = {std::clamp(fit, 1, most), num_chunks};
+        const int least = std::min(M < kManyRows ? 1 : kManyRowsTiles, most);
+        cuts[i] = {std::clamp(fit, least, most), num_chunks};
         num_chunks += (linears[i].product.weight.num_tiles() + cuts[i].tiles_per_chunk - 1) / cuts[i].tiles_per_chunk;
     }
     context.pool.run(num_chunks, [&](int chunk, int thread) {
