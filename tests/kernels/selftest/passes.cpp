@@ -65,9 +65,12 @@ struct Attention {
                          blocks[static_cast<size_t>(t / kBlockTokens)].data());
         }
     }
-    // [rows, value_dim]: the piece merged with itself, as if its keys came twice.
+    // [rows, head_dim] -> [rows, value_dim]: the piece merged with itself, as if its keys came twice.
     Floats attend(const float* queries, const int32_t* positions, int rows) {
-        AttendPiece piece = {queries, positions, rows, head_dim, value_dim, window, softcap, kPieceTokens, {}};
+        Floats columns;  // [head_dim, rows]
+        for (int d = 0; d < head_dim; d++)
+            for (int r = 0; r < rows; r++) columns.push_back(queries[r * head_dim + d]);
+        AttendPiece piece = {columns.data(), positions, rows, head_dim, value_dim, window, softcap, kPieceTokens, {}};
         for (size_t b = 0; b < blocks.size(); b++) piece.blocks[b] = blocks[b].data();
         const int stride = padded_value_dim(value_dim);
         Floats maximum[2], sum[2], output[2];
