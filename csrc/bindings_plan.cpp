@@ -111,8 +111,8 @@ void logits(Program& program, nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::
 }
 
 void sample_step(Program& program, nb::handle params, nb::handle out) {
-    const SampleParams views = sample_params(params, program.num_valid());
-    const SampleResult result = sample_result(out);
+    const SampleParams views = sample_params(params, program.num_logit_rows(), program.num_valid());
+    const SampleResult result = sample_result(out, program.num_logit_rows());
     nb::gil_scoped_release unlocked;
     program.run_head([&](const StepContext& step, int first, int count, const Rows& logits) {
         sample(step, first, count, logits, views, result);

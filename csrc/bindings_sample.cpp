@@ -18,58 +18,77 @@ template <class T, int N = 1>
 using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 
 // No conversion: a converted copy would not live as long as the object.
-template <class T, int N = 1>
+template <class T>
 T* view(nb::handle object, const char* name) {
-    return nb::cast<Array<T, N>>(object.attr(name), false).data();
+    return nb::cast<Array<T>>(object.attr(name), false).data();
+}
+
+template <class T>
+T* view(nb::handle object, const char* name, int size) {
+    const auto array = nb::cast<Array<T>>(object.attr(name), false);
+    if (array.shape(0) != static_cast<size_t>(size)) throw nb::value_error(name);
+    return array.data();
+}
+
+template <class T>
+T* view(nb::handle object, const char* name, int rows, int columns) {
+    const auto array = nb::cast<Array<T, 2>>(object.attr(name), false);
+    if (array.shape(0) < static_cast<size_t>(rows) || array.shape(1) != static_cast<size_t>(columns)) {
+        throw nb::value_error(name);
+    }
+    return array.data();
 }
 
 // Draws from whole logits, again and again.
 void sample_alone(Machine& machine, Array<const float, 2> logits, nb::handle params, nb::handle out, int repeat) {
-    const int vocab_size = static_cast<int>(logits.shape(1));
+    const int num_rows = static_cast<int>(logits.shape(0)), vocab_size = static_cast<int>(logits.shape(1));
     if (sample_scratch(vocab_size) > kScratchBytes) throw std::invalid_argument("the vocabulary is too large");
-    const SampleParams views = sample_params(params, vocab_size);
-    const SampleResult result = sample_result(out);
+    const SampleParams views = sample_params(params, num_rows, vocab_size);
+    const SampleResult result = sample_result(out, num_rows);
     nb::gil_scoped_release release;
     const Memory scratch(kScratchBytes * static_cast<size_t>(machine.pool.size()));
     const StepContext step{machine.pool, machine.kernels, {}, nullptr, scratch.data(), nullptr};
     const Rows rows{const_cast<float*>(logits.data()), vocab_size, vocab_size};
-    for (int i = 0; i < repeat; i++) sample(step, 0, static_cast<int>(logits.shape(0)), rows, views, result);
+    for (int i = 0; i < repeat; i++) sample(step, 0, num_rows, rows, views, result);
 }
 
 }  // namespace
 
-SampleParams sample_params(nb::handle arrays, int vocab_size) {
+SampleParams sample_params(nb::handle arrays, int num_rows, int vocab_size) {
     const bool has_masks = !arrays.attr("masks").is_none();
     return {
         vocab_size,
-        view<const float>(arrays, "temperature"),
-        view<const float>(arrays, "top_p"),
-        view<const float>(arrays, "min_p"),
-        view<const int32_t>(arrays, "top_k"),
-        view<const uint64_t>(arrays, "seed"),
-        view<const int32_t>(arrays, "choice"),
-        view<const int32_t>(arrays, "position"),
-        view<const float>(arrays, "repetition"),
-        view<const float>(arrays, "presence"),
-        view<const float>(arrays, "frequency"),
-        view<const int32_t>(arrays, "history_offsets"),
+        view<const float>(arrays, "temperature", num_rows),
+        view<const float>(arrays, "top_p", num_rows),
+        view<const float>(arrays, "min_p", num_rows),
+        view<const int32_t>(arrays, "top_k", num_rows),
+        view<const uint64_t>(arrays, "seed", num_rows),
+        view<const int32_t>(arrays, "choice", num_rows),
+        view<const int32_t>(arrays, "position", num_rows),
+        view<const float>(arrays, "repetition", num_rows),
+        view<const float>(arrays, "presence", num_rows),
+        view<const float>(arrays, "frequency", num_rows),
+        view<const int32_t>(arrays, "history_offsets", num_rows + 1),
         view<const int32_t>(arrays, "history_ids"),
         view<const int32_t>(arrays, "history_counts"),
-        view<const int32_t>(arrays, "bias_offsets"),
+        view<const int32_t>(arrays, "bias_offsets", num_rows + 1),
         view<const int32_t>(arrays, "bias_ids"),
         view<const float>(arrays, "bias_values"),
-        view<const int32_t>(arrays, "num_logprobs"),
-        has_masks ? view<const uint32_t, 2>(arrays, "masks") : nullptr,
-        has_masks ? view<const int32_t>(arrays, "mask_rows") : nullptr,
+        view<const int32_t>(arrays, "num_logprobs", num_rows),
+        has_masks ? view<const uint32_t>(arrays, "masks", 0, (vocab_size + 31) / 32) : nullptr,
+        has_masks ? view<const int32_t>(arrays, "mask_rows", num_rows) : nullptr,
     };
 }
 
-SampleResult sample_result(nb::handle sampled) {
-    const auto top_ids = nb::cast<Array<int32_t, 2>>(sampled.attr("top_ids"), false);
+SampleResult sample_result(nb::handle sampled, int num_rows) {
+    const int most = static_cast<int>(nb::cast<Array<int32_t, 2>>(sampled.attr("top_ids"), false).shape(1));
     return {
-        view<int32_t>(sampled, "ids"),           view<float>(sampled, "logprobs"),
-        static_cast<int>(top_ids.shape(1)),      top_ids.data(),
-        view<float, 2>(sampled, "top_logprobs"), view<uint8_t>(sampled, "errors"),
+        view<int32_t>(sampled, "ids", num_rows),
+        view<float>(sampled, "logprobs", num_rows),
+        most,
+        view<int32_t>(sampled, "top_ids", num_rows, most),
+        view<float>(sampled, "top_logprobs", num_rows, most),
+        view<uint8_t>(sampled, "errors", num_rows),
     };
 }
 

@@ -7,8 +7,9 @@
 
 namespace pelton {
 
-// Views that live as long as the Python object. Throws std::bad_cast for an array of another type or layout.
-SampleParams sample_params(nanobind::handle arrays, int vocab_size);
-SampleResult sample_result(nanobind::handle sampled);
+// Views that live as long as the Python object. Throw std::bad_cast for an array of another type or layout, ValueError
+// for one of another shape.
+SampleParams sample_params(nanobind::handle arrays, int num_rows, int vocab_size);
+SampleResult sample_result(nanobind::handle sampled, int num_rows);
 
 }  // namespace pelton

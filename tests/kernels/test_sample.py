@@ -214,8 +214,12 @@ def test_rows_that_cannot_draw_say_so(isa: str) -> None:
     assert ((out.ids >= 0) & (out.ids < vocab)).all()
 
 
-def test_arrays_of_a_wrong_type_are_refused() -> None:
-    logits = random_logits(1, 100)
-    params = replace(parameters(1), temperature=np.ones(1, np.float64))
+def test_arrays_of_a_wrong_type_or_shape_are_refused() -> None:
+    logits = random_logits(2, 100)
+    params = parameters(2)
     with pytest.raises(RuntimeError):
-        in_core(logits, params)
+        in_core(logits, replace(params, temperature=np.ones(2, np.float64)))
+    with pytest.raises(ValueError, match="top_p"):
+        in_core(logits, replace(params, top_p=np.ones(1, np.float32)))
+    with pytest.raises(ValueError, match="masks"):
+        in_core(logits, replace(params, masks=np.zeros((1, 3), np.uint32), mask_rows=np.zeros(2, np.int32)))
