@@ -57,7 +57,7 @@ class ScriptedService:
                 if i == self.hang_after:
                     await asyncio.sleep(3600)
                 for choice in range(request.sampling.n):
-                    yield TextDelta(choice=choice, text=word, tokens=(token(word),) if wants else (), num_tokens=1)
+                    yield TextDelta(choice=choice, text=word, tokens=(token(word),) if wants else (), token_ids=(7,))
                 await asyncio.sleep(0)
             for choice in range(request.sampling.n):
                 yield TextFinish(choice=choice, reason="stop", stop="END")
