@@ -9,7 +9,7 @@ from pathlib import Path
 HOMES = {
     "zmq": ("engine/link.py", "engine/process.py"),
     "tokenizers": ("text/tokenizer.py",),
-    "minijinja": ("text/chat.py",),
+    "minijinja": ("text/template.py",),
     "huggingface_hub": ("hub/huggingface.py",),
     "filelock": ("hub/store.py",),
     "starlette": ("server/",),

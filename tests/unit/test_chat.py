@@ -13,7 +13,10 @@ from vocabularies import byte_level
 
 from pelton.errors import InvalidRequest, UnsupportedModel
 from pelton.request import Message
-from pelton.text.chat import ChatTemplate, Prompt
+from pelton.text.chat import ChatTemplate
+from pelton.text.disguise import Prompt
+from pelton.text.messages import probe
+from pelton.text.template import Template
 from pelton.text.tokenizer import CONTROL, Tokenizer
 
 MORE_CONTROL = [
@@ -279,7 +282,7 @@ def test_messages_that_make_no_sense(messages: tuple[Message, ...], text: str) -
 
 
 def test_what_templates_expect_is_found_out() -> None:
-    shapes = {name: template(name)._plain.shape for name in ("thinking", "deepseek", "parts_only")}
+    shapes = {name: probe(Template(ALL[name])) for name in ("thinking", "deepseek", "parts_only")}
     assert shapes["thinking"] == (False, {"content": ""}, True)
     assert shapes["deepseek"] == (False, {"content": None}, False)
     assert shapes["parts_only"].as_parts
@@ -294,11 +297,33 @@ def test_what_templates_expect_is_found_out() -> None:
         "{{ [1] | tojson(indent=100000000) }}",
         "{{ none + 'x' }}",
         "{{ messages.nothing.there }}",
+        "{{ 1 | tojson(colour=1) }}",
+        "{{ 'x' | indent('a', 'b', 'c', 'd') }}",
+        "{{ 1 // 0 }}",
+        "{{ strftime_now(5) }}",
     ],
 )
 def test_hostile_or_broken_templates_end_in_an_error(source: str) -> None:
     with pytest.raises(InvalidRequest):
         ChatTemplate(source, tokenizer()).render(CHATS["one"])
+
+
+def nested(depth: int) -> Any:
+    value: Any = "<"
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_deep_nesting() -> None:
+    def ask(depth: int) -> str:
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"x": nested(depth)}}}
+        return template("thinking").render(CHATS["one"], tools=(tool,)).text
+
+    assert "[" * 90 + '"<"' in ask(90)
+    for depth in (200, 5_000):
+        with pytest.raises(InvalidRequest, match="deep"):
+            ask(depth)
 
 
 def test_templates_see_no_python() -> None:
