@@ -7,18 +7,20 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pelton.config import Config
 from pelton.engine.client import EngineClient
 from pelton.errors import ModelNotFound, Unavailable
-from pelton.formats import checkpoint
-from pelton.formats.checkpoint import Checkpoint
 from pelton.hub.pull import pull
 from pelton.hub.source import Progress
 from pelton.service import Service
-from pelton.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from pelton.formats.checkpoint import Checkpoint
+    from pelton.text.tokenizer import Tokenizer
 
 __all__ = ["Loading", "ModelCard", "Pool", "Progress", "Report"]
 
@@ -153,6 +155,10 @@ async def _in_daemon_thread(work: Callable[[], Path]) -> Path:
 
 
 def _open_text(path: Path) -> tuple[Checkpoint, Tokenizer]:
+    # Imported here, in the thread, so that NumPy's import does not delay the start of the engine process.
+    from pelton.formats import checkpoint
+    from pelton.text.tokenizer import Tokenizer
+
     opened = checkpoint.open(path)
     return opened, Tokenizer(opened.metadata)
 

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -38,7 +38,9 @@ from pelton.request import (
 )
 from pelton.text.chat import ChatTemplate
 from pelton.text.stream import TextStream
-from pelton.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from pelton.text.tokenizer import Tokenizer
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -114,7 +116,8 @@ class Service:
         """
         check_sampling(request.sampling, self.vocab_size)
         prompt_ids = await self.encode(request)
-        sampling = self._complete(request.sampling, len(prompt_ids))
+        source = "messages" if request.messages is not None else "prompt"
+        sampling = self._complete(request.sampling, len(prompt_ids), source)
         engine_request = EngineRequest(
             id=request.id,
             prompt_ids=prompt_ids,
@@ -144,16 +147,16 @@ class Service:
         )
         return self.tokenizer.encode_segments(prompt.segments)
 
-    def _complete(self, sampling: SamplingParams, num_prompt: int) -> SamplingParams:
-        """With a seed, and with `max_tokens` that fits the context."""
+    def _complete(self, sampling: SamplingParams, num_prompt: int, source: str) -> SamplingParams:
+        """With a seed, and with `max_tokens` that fits the context. `source`: the field that the prompt came from."""
         if num_prompt == 0:
-            raise InvalidRequest("the prompt is empty", param="prompt")
+            raise InvalidRequest("the prompt is empty", param=source)
         room = self.context - num_prompt
         if room < 1:
             raise ContextLengthExceeded(
                 f"the prompt has {num_prompt} tokens, but the context of this model is {self.context} tokens "
                 "and an answer needs one at least",
-                param="messages",
+                param=source,
             )
         limit = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed

@@ -141,6 +141,15 @@ def test_importing_pelton_imports_nothing_else() -> None:
 
 def test_the_library_imports_nothing_before_it_needs_it() -> None:
     code = "import sys; from pelton import LLM; print([m for m in sys.argv[1:] if m in sys.modules])"
-    lazy = ["tokenizers", "minijinja", "rich", "huggingface_hub", "zmq", "pelton._core", "pelton.engine.engine"]
+    lazy = [
+        "numpy",
+        "tokenizers",
+        "minijinja",
+        "rich",
+        "huggingface_hub",
+        "zmq",
+        "pelton._core",
+        "pelton.engine.engine",
+    ]
     result = subprocess.run([sys.executable, "-c", code, *lazy], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
