@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from pelton import _core
-from pelton.backends.base import BackendConfig
+from pelton.backends.base import BackendConfig, LoadSpec
 from pelton.backends.cpu.backend import CpuBackend
 from pelton.errors import ConfigError, InternalError, UnsupportedModel
 from pelton.formats import checkpoint
 from pelton.formats.quants import WeightType
 from pelton.models import base
+from pelton.ops.data import Batch, Weight
 from tests import tolerances
 from tests.models import convert, stepping, tiny
 from tests.models.test_parity import LENGTHS, MIXED, sequences, wanted
@@ -144,6 +145,34 @@ def test_memory_is_planned_exactly(spec):
     assert plan.kv_per_block == (layers * 32 * heads * 4 * 2,)
     arena = int(re.search(r"arena (\d+) bytes", executor.dump())[1])
     assert 0 < arena < plan.arena - 2 * (4 << 20)  # beside it: scratch of two threads
+
+
+def private_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) << 10
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's own account")
+def test_memory_is_as_planned_and_given_back():
+    """Weights exist once: packed from the file's pages, here stood in for by an array that was there before."""
+    width, vocab, room = 2048, 4096, 4 << 20
+    values = np.ones((vocab, width), np.float32)
+    weight = Weight("embed", WeightType.F32, values.shape, values.reshape(-1).view(np.uint8))
+
+    def record(ops, w, batch):
+        return ops.logits(ops.take(ops.embed(w["embed"], batch.ids), batch.logit_rows), w["embed"], num_valid=vocab)
+
+    spec = LoadSpec(record, {"embed": weight}, (), vocab, "f32", (), 512, 4, 64)
+    plan = backend().plan_memory(spec)
+    before = private_bytes()
+    executor = backend().load(spec)
+    assert plan.weights <= private_bytes() - before <= plan.weights + room
+    ids = np.zeros(512, np.int32)
+    executor.submit(Batch(ids, ids, np.array([0, 512], np.int32), (), ids[:4])).logits()
+    assert private_bytes() - before <= plan.weights + plan.arena + room
+    executor.close()
+    del executor
+    assert private_bytes() - before <= room
 
 
 def test_progress_is_told_and_ends_at_one(spec):
