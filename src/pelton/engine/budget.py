@@ -101,12 +101,12 @@ def _share(needs: MemoryNeeds, budget: int, context: int) -> tuple[int, ...]:
     nominal = needs.blocks_of_one(min(context, NOMINAL_TOKENS))
 
     def at(scale: int) -> tuple[int, ...]:
-        """The division where groups have `scale` 64ths of what one sequence of nominal length takes."""
+        """The division where groups have `scale` 65536ths of what one sequence of nominal length takes."""
         return tuple(
-            min(max(low, size * scale // 64), high) for low, size, high in zip(least, nominal, most, strict=True)
+            min(max(low, size * scale >> 16), high) for low, size, high in zip(least, nominal, most, strict=True)
         )
 
-    low, high = 0, 64 * max(max(most), 1)
+    low, high = 0, max(most) << 16
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if needs.kv_bytes(at(middle)) <= budget else (low, middle)

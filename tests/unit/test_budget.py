@@ -1,0 +1,94 @@
+"""How memory is divided: exact, never over what is free, and said with numbers where it does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pelton.engine import machine
+from pelton.engine.budget import MemoryNeeds, divide, peak_blocks
+from pelton.errors import InsufficientMemory
+
+MIB = 1 << 20
+
+
+def needs(*sizes: int, windows: tuple[int | None, ...] = (None,), **changes: int) -> MemoryNeeds:
+    fields = {"weights": 100 * MIB, "arena": 10 * MIB, "max_chunk": 512, "max_sequences": 64, **changes}
+    return MemoryNeeds(bytes_per_block=sizes, windows=windows, **fields)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from([(None,), (512,), (None, 512), (None, 100, 40)]),
+    st.lists(st.integers(1000, 2_000_000), min_size=3, max_size=3),
+    st.integers(1, 40_000),
+    st.integers(120 * MIB, 20_000 * MIB),
+    st.sampled_from([0, 20 * MIB, 300 * MIB]),
+)
+def test_the_division_fits_and_holds_one_whole_context(windows, sizes, context, available, kv_memory):
+    asked = needs(*sizes[: len(windows)], windows=windows)
+    try:
+        plan = divide(asked, available=available, kv_memory=kv_memory, context=context, is_fixed=False)
+    except InsufficientMemory:
+        return
+    assert plan.weights + plan.arena + plan.kv <= available
+    assert plan.kv == sum(count * size for count, size in zip(plan.num_blocks, sizes, strict=False))
+    assert not kv_memory or plan.kv <= kv_memory
+    assert min(context, 512) <= plan.context <= context
+    for count, window in zip(plan.num_blocks, windows, strict=True):
+        assert count - 1 >= peak_blocks(plan.context, window, 512)
+
+
+def test_one_group_takes_all_of_its_budget():
+    plan = divide(needs(MIB), available=2000 * MIB, kv_memory=500 * MIB, context=4096, is_fixed=True)
+    assert plan.kv == 500 * MIB
+    assert plan.num_blocks == (500,)
+
+
+def test_unset_it_takes_a_quarter_of_what_is_left():
+    plan = divide(needs(MIB), available=2110 * MIB, kv_memory=0, context=4096, is_fixed=False)
+    assert plan.kv == 500 * MIB
+
+
+def test_no_more_than_all_sequences_can_use():
+    plan = divide(needs(MIB, max_sequences=2), available=1 << 40, kv_memory=0, context=320, is_fixed=False)
+    assert plan.num_blocks == (21,)
+
+
+def test_groups_share_in_the_proportion_of_their_sequences():
+    plan = divide(
+        needs(MIB, MIB, windows=(None, 480)), available=1 << 36, kv_memory=2000 * MIB, context=8192, is_fixed=True
+    )
+    full, window = plan.num_blocks
+    assert full / window == pytest.approx(129 / 33, rel=0.05)
+    assert plan.kv > 1950 * MIB
+
+
+def test_a_context_that_was_not_asked_for_is_cut_and_one_that_was_is_refused():
+    plan = divide(needs(MIB), available=1000 * MIB, kv_memory=65 * MIB, context=8192, is_fixed=False)
+    assert plan.context == 2048
+    assert "context 2048 tokens" in str(plan)
+    with pytest.raises(InsufficientMemory, match=r"8192 tokens needs 257.0 MiB .* 65.0 MiB, which hold 2048 tokens"):
+        divide(needs(MIB), available=1000 * MIB, kv_memory=65 * MIB, context=8192, is_fixed=True)
+
+
+def test_what_does_not_fit_is_said_with_numbers():
+    with pytest.raises(InsufficientMemory, match=r"100.0 MiB for weights.*only 90.0 MiB are free"):
+        divide(needs(MIB), available=90 * MIB, kv_memory=0, context=512, is_fixed=False)
+    with pytest.raises(InsufficientMemory, match=r"500.0 MiB of KV memory, but only 200.0 MiB are free"):
+        divide(needs(MIB), available=200 * MIB, kv_memory=500 * MIB, context=512, is_fixed=False)
+
+
+def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    free = machine.free_memory()
+    assert free > 0
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert machine.free_memory() > 1 << 20
+    (tmp_path / "memory.max").write_text("500000\n")
+    (tmp_path / "memory.stat").write_text("anon 7\ninactive_file 300\n")
+    assert machine.free_memory() == 500_000 - 1000 + 300

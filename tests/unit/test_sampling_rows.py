@@ -1,0 +1,90 @@
+"""Parameters of sequences -> rows of arrays."""
+
+from __future__ import annotations
+
+import math
+
+from toy_executor import request
+
+from pelton.engine.sampling import Sampling
+from pelton.engine.sequence import Sequence, SequenceGroup
+
+
+def sequence(*output: int, prompt: tuple[int, ...] = (5, 3, 5), **params: object) -> Sequence:
+    made = SequenceGroup(request("a", prompt, **params), 0).sequences[0]
+    made.tokens.extend(output)
+    return made
+
+
+def entries(offsets, row, *columns):
+    low, high = offsets[row : row + 2]
+    return sorted(zip(*(column[low:high].tolist() for column in columns), strict=True))
+
+
+def test_plain_rows_carry_nothing_and_are_made_once():
+    rows = [sequence(), sequence(1)]
+    sampling = Sampling()
+    arrays = sampling.arrays(rows)
+    assert arrays.temperature.tolist() == [0, 0]
+    assert arrays.history_offsets.tolist() == arrays.bias_offsets.tolist() == [0, 0, 0]
+    assert arrays.num_logprobs.tolist() == [-1, -1]
+    rows[0].tokens.append(1)
+    assert sampling.arrays(list(rows)) is arrays
+    assert sampling.arrays(rows[:1]) is not arrays
+
+
+def test_columns():
+    params = {"temperature": 0.5, "top_p": 0.9, "min_p": 0.1, "top_k": 7, "seed": -1, "logprobs": 3}
+    arrays = Sampling().arrays([sequence(), sequence(1, 2, **params)])
+    assert arrays.temperature.tolist() == [0, 0.5]
+    assert arrays.top_k.tolist() == [0, 7]
+    assert arrays.seed.tolist() == [1, 2**64 - 1]
+    assert arrays.position.tolist() == [0, 2]
+    assert arrays.num_logprobs.tolist() == [-1, 3]
+
+
+def test_positions_move_on():
+    row = sequence(temperature=1.0)
+    sampling = Sampling()
+    for expected in range(3):
+        assert sampling.arrays([row]).position.tolist() == [expected]
+        row.tokens.append(9)
+
+
+def test_repetition_looks_at_prompt_and_output_presence_at_the_output():
+    rows = [sequence(7, 5, 7, repetition_penalty=1.5), sequence(), sequence(7, 7, presence_penalty=0.5)]
+    sampling = Sampling()
+    for _ in range(2):
+        arrays = sampling.arrays(rows)
+        assert entries(arrays.history_offsets, 0, arrays.history_ids, arrays.history_counts) == [(3, 0), (5, 1), (7, 2)]
+        assert entries(arrays.history_offsets, 1, arrays.history_ids, arrays.history_counts) == []
+        assert entries(arrays.history_offsets, 2, arrays.history_ids, arrays.history_counts) == [(7, 2)]
+    rows[2].tokens.append(3)
+    arrays = sampling.arrays(rows)
+    assert entries(arrays.history_offsets, 2, arrays.history_ids, arrays.history_counts) == [(3, 1), (7, 2)]
+
+
+def test_a_history_grows_past_its_first_room():
+    row = sequence(*range(200), frequency_penalty=0.1)
+    sampling = Sampling()
+    sampling.arrays([row])
+    row.tokens.extend(range(100, 400))
+    arrays = sampling.arrays([row])
+    got = entries(arrays.history_offsets, 0, arrays.history_ids, arrays.history_counts)
+    assert got == [(id, 2 if 100 <= id < 200 else 1) for id in range(400)]
+
+
+def test_end_tokens_are_banned_until_min_tokens():
+    asked = {"min_tokens": 2, "stop_token_ids": (4,), "logit_bias": {4: 1.0, 6: -2.0}, "end_ids": (8,)}
+    row, ignoring = sequence(**asked), sequence(**asked, ignore_eos=True)
+    sampling = Sampling()
+    for _ in range(2):
+        arrays = sampling.arrays([row, ignoring])
+        got = entries(arrays.bias_offsets, 0, arrays.bias_ids, arrays.bias_values)
+        assert got == [(4, -math.inf), (6, -2.0), (8, -math.inf)]
+        got = entries(arrays.bias_offsets, 1, arrays.bias_ids, arrays.bias_values)
+        assert got == [(4, -math.inf), (6, -2.0)]
+        row.tokens.append(1)
+        ignoring.tokens.append(1)
+    arrays = sampling.arrays([row, ignoring])
+    assert entries(arrays.bias_offsets, 0, arrays.bias_ids, arrays.bias_values) == [(4, 1.0), (6, -2.0)]
