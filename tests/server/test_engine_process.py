@@ -271,3 +271,18 @@ def test_an_idle_process_sleeps(model: Path):
         assert sum(map(int, stat.read_text().rsplit(")", 1)[1].split()[11:13])) - before <= 10  # 0.1 s of 2
 
     served(model, body)
+
+
+def test_private_memory_stays_within_the_plan(smollm2: Path):
+    async def body(client: EngineClient) -> None:
+        for i in range(4):  # 4 prompts of 500 tokens: KV memory is full, the cache evicts
+            prompt = [(7 * i + j) % 1000 for j in range(500)]
+            params = SamplingParams(max_tokens=2, temperature=0.0, seed=0)
+            await collect(client, EngineRequest(id=str(i), prompt_ids=prompt, sampling=params))
+        info = client.info
+        status = Path(f"/proc/{client.pid}/status").read_text()
+        private = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon:"))
+        plan = info.weight_bytes + info.arena_bytes + info.kv_bytes
+        assert plan * 0.8 < private <= plan + (64 << 20)
+
+    served(smollm2, body, config=EngineConfig(kv_memory=32 << 20, context=1024, threads=2))

@@ -100,6 +100,16 @@ def test_a_whole_prompt_in_the_cache_computes_its_last_token_again(length):
     assert cold.last("a").usage.cached_tokens == 0
 
 
+def test_a_prompt_is_shared_to_its_last_token_while_its_first_owner_still_runs():
+    engine, _ = make_engine()
+    transcript = Transcript()
+    engine.submit(request("a", prompt(50), max_tokens=30))
+    transcript.add(engine.step())
+    run(engine, [request("b", prompt(50), max_tokens=30)], transcript)
+    assert transcript.last("b").usage.cached_tokens == 49
+    assert transcript.tokens("a") == transcript.tokens("b")
+
+
 def test_a_later_turn_finds_prompt_and_answer():
     engine, _ = make_engine()
     first = prompt(50)
