@@ -121,7 +121,7 @@ def test_abort_and_leaving_free_the_place_in_every_state(model: Path, in_process
                 if others:
                     await until(lambda: client.counters.num_running == 4)
                 id = f"{state} {leaves}"
-                stream = client.submit(ask(id, 2000 if state == "prefill" else 10, 1000))
+                stream = client.submit(ask(id, 2000 if state == "prefill" else 10, 2000))
                 assert isinstance(await anext(stream), Accepted)
                 if state == "decoding":
                     assert isinstance(await anext(stream), TokenEvent)
@@ -145,7 +145,7 @@ def test_abort_and_leaving_free_the_place_in_every_state(model: Path, in_process
 def test_one_choice_can_be_ended(model: Path):
     async def body(client: EngineClient) -> None:
         reasons = {}
-        async for event in client.submit(ask("a", 10, 200, n=2)):
+        async for event in client.submit(ask("a", 10, 3500, n=2)):
             if isinstance(event, TokenEvent) and event.choice == 1:
                 client.abort("a", 1)
             if isinstance(event, Finish):
@@ -161,7 +161,7 @@ def test_errors_come_by_their_names(model: Path):
         assert isinstance(error_of(event), errors.ContextLengthExceeded)
         assert "5000" in event.message
         assert "4096" in event.message
-        running = [asyncio.create_task(collect(client, ask(str(i), 10, 1000))) for i in range(4)]
+        running = [asyncio.create_task(collect(client, ask(str(i), 10, 3500))) for i in range(4)]
         await until(lambda: client.counters.num_running == 4)
         waiting = [asyncio.create_task(collect(client, ask(f"w{i}"))) for i in range(2)]
         await until(lambda: client.counters.num_waiting == 2)
