@@ -36,6 +36,11 @@ def error_of(event: ErrorEvent) -> errors.PeltonError:
 class Link(Protocol):
     """One life of an engine, from its start to its end."""
 
+    @property
+    def pid(self) -> int | None:
+        """Its process id while it has a process of its own."""
+        ...
+
     async def open(self, progress: ProgressCallback | None) -> EngineInfo:
         """Start and load. Raises the error that loading ended in."""
         ...
@@ -81,7 +86,7 @@ class EngineClient:
     @property
     def pid(self) -> int | None:
         """The engine's process id; None while there is none, or in process."""
-        return getattr(self._link, "pid", None)
+        return self._link.pid if self._link is not None else None
 
     async def start(self, progress: ProgressCallback | None = None) -> None:
         """Load the model. `progress` gets the share that is loaded, 0 to 1. Raises what loading ended in."""

@@ -152,6 +152,11 @@ class LocalLink:
         self._engine: Engine | None = None
         self._wake = asyncio.Event()
 
+    @property
+    def pid(self) -> None:
+        """It has no process of its own."""
+        return None
+
     async def open(self, progress: ProgressCallback | None) -> EngineInfo:
         """Load the model."""
         from pelton.engine.engine import load
