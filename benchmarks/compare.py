@@ -14,6 +14,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,10 @@ class Engine:
 
     def __post_init__(self) -> None:
         command = [self.python, str(HERE / WORKERS[self.name]), self.model, str(self.threads)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.log = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True
+        )
         self.ready = self._read()["ready"]
 
     def _read(self) -> dict[str, Any]:
@@ -64,7 +68,8 @@ class Engine:
             if line.startswith("{"):
                 answer: dict[str, Any] = json.loads(line)
                 return answer
-        raise SystemExit(f"{self.name}: its worker ended with code {self.process.wait()}")
+        self.log.seek(0)
+        raise SystemExit(f"{self.name}: its worker ended with code {self.process.wait()}\n{self.log.read()[-2000:]}")
 
     def run(self, work: str, job: dict[str, Any]) -> None:
         assert self.process.stdin is not None
