@@ -56,7 +56,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         command = [self.python, str(HERE / WORKERS[self.name]), self.model, str(self.threads)]
-        self.log = tempfile.TemporaryFile("w+")
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the worker
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True
         )

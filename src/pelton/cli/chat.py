@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from pelton import config
-from pelton.cli.progress import Bars
+from pelton.cli.progress import Display
 from pelton.errors import PeltonError
 from pelton.pool import Pool
 from pelton.request import Message, Request, SamplingParams, TextDelta, TextDone, TextFinish
@@ -70,8 +70,8 @@ class Session:
 
     async def load(self) -> None:
         """Fetch and load the model, showing what happens."""
-        with Bars() as bars:
-            await self._pool.load(self._model, bars)
+        with Display() as display:
+            await self._pool.load(self._model, display)
 
     async def answer_once(self, prompt: str) -> None:
         """Answer one prompt on standard output."""

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pelton import config
-from pelton.cli.progress import Bars
+from pelton.cli.progress import Display
 from pelton.formats import checkpoint
 from pelton.hub.pull import pull as fetch
 from pelton.hub.store import Store
@@ -27,8 +27,8 @@ def size_text(num_bytes: int) -> str:
 
 def pull(name: str) -> None:
     """Fetch a model and say where it lies."""
-    with Bars() as bars:
-        path = fetch(name, config.load().hub, bars)
+    with Display() as display:
+        path = fetch(name, config.load().hub, display)
     click.echo(f"{name} is here: {path}")
 
 

@@ -1,71 +1,52 @@
-"""Bars on standard error, so that answers on standard output stay clean."""
+"""What a pull and a load report, shown on standard error so that answers on standard output stay clean."""
 
 from __future__ import annotations
 
+import threading
+import time
 from types import TracebackType
-
-from rich.console import Console
-from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn
-from rich.progress import ProgressColumn as Column
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from pelton.pool import Loading
 from pelton.pool import Progress as Pull
 
-_VERBS = {"download": "Fetching", "unpack": "Unpacking", "verify": "Checking"}
+if TYPE_CHECKING:
+    from pelton.cli.bars import Bars
+
+PATIENCE = 0.7
+"""Seconds that a load may take before it is worth a bar (whose library takes as long to import as a small model)."""
 
 
-class Bars:
-    """Shows a pull (where from, how far, how fast, why a source was passed over) and then the loading of a model."""
+class Display:
+    """Draws bars once there is something to wait for. May be called from any thread."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        self._bars = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=30), _Amount(), console=self._console, transient=True
-        )
-        self._tasks: dict[str, TaskID] = {}
+        self._bars: Bars | None = None
+        self._lock = threading.Lock()
+        self._load_began: float | None = None
 
-    def __enter__(self) -> Bars:
-        self._bars.start()
+    def __enter__(self) -> Display:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._bars.stop()
+        with self._lock:
+            if self._bars is not None:
+                self._bars.close()
 
     def __call__(self, event: Pull | Loading) -> None:
-        """Show one step. May be called from any thread."""
-        if isinstance(event, Loading):
-            self._move(f"Loading {event.name}", event.share, 1.0)
-            return
-        match event.phase:
-            case "connect":
-                self._note(f"Asking {event.source} ...")
-            case "wait":
-                self._note(f"Another pull fetches {event.file or event.source}; waiting for it ...")
-            case "failed":
-                self._note(f"{event.source} cannot give it: {event.detail}")
-            case "done":
-                self._note(f"Fetched from {event.source}.")
-            case "download" | "unpack" | "verify":
-                self._move(f"{_VERBS[event.phase]} {event.file}", event.done, event.total)
+        """Show one step."""
+        with self._lock:
+            if self._bars is None and not self._is_worth_a_bar(event):
+                return
+            if self._bars is None:
+                from pelton.cli.bars import Bars
 
-    def _note(self, text: str) -> None:
-        self._console.print(text, style="dim", highlight=False, markup=False)
+                self._bars = Bars()
+            self._bars.show(event)
 
-    def _move(self, description: str, done: float, total: float | None) -> None:
-        if description not in self._tasks:
-            self._tasks[description] = self._bars.add_task(description, total=total)
-        self._bars.update(self._tasks[description], completed=done, total=total)
-
-
-class _Amount(Column):
-    """Bytes and speed of a pull; the share of a load."""
-
-    def render(self, task: Task) -> Text:
-        """What stands behind the bar."""
-        if task.total is not None and task.total <= 1:
-            return Text(f"{task.percentage:.0f} %")
-        total = "?" if task.total is None else decimal(int(task.total))
-        speed = f", {decimal(int(task.speed))}/s" if task.speed else ""
-        return Text(f"{decimal(int(task.completed))} of {total}{speed}")
+    def _is_worth_a_bar(self, event: Pull | Loading) -> bool:
+        if not isinstance(event, Loading):
+            return True
+        now = time.monotonic()
+        self._load_began = self._load_began or now
+        return now - self._load_began > PATIENCE and event.share < 1

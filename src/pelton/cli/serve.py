@@ -20,13 +20,13 @@ def serve(model: str, *, served_name: str | None, **options: Any) -> None:
 
 async def _serve(model: str, served_name: str | None, settings: config.Config) -> None:
     """The model loads while the server's modules do; the port opens when the model is ready."""
-    from pelton.cli.progress import Bars
+    from pelton.cli.progress import Display
     from pelton.pool import Pool
 
     pool = Pool(settings)
     try:
-        with Bars() as bars:
-            loading = asyncio.ensure_future(pool.load(model, bars, name=served_name))
+        with Display() as display:
+            loading = asyncio.ensure_future(pool.load(model, display, name=served_name))
             app = await asyncio.to_thread(importlib.import_module, "pelton.server.app")
             service = await loading
         host = settings.server.host
