@@ -97,12 +97,23 @@ def table(engines: list[Engine], jobs: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def write(page: Path, name: str, text: str) -> None:
+    """Put the text between the page's marks `<!-- speed NAME -->` and `<!-- end -->`."""
+    opening = f"<!-- speed {name} -->"
+    before, found, rest = page.read_text().partition(opening)
+    if not found:
+        raise SystemExit(f"{page} has no line {opening}")
+    after = rest.partition("<!-- end -->")[2]
+    page.write_text(f"{before}{opening}\n{text}<!-- end -->{after}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into a page that has a place for it")
     parser.add_argument("--only", action="append", default=[], help="a part of a work's name")
     args = parser.parse_args()
     pairs = [("pelton", sys.executable), *(peer.split("=", 1) for peer in args.peer)]
@@ -119,8 +130,11 @@ def main() -> None:
         print(f"round {round_number} of {args.repeat}", file=sys.stderr)
     for engine in engines:
         engine.close()
-    print(f"{Path(args.model).name}, {args.threads} threads, median of {args.repeat} rounds\n")
-    print(table(engines, jobs))
+    title = f"{Path(args.model).name}, {args.threads} threads, median of {args.repeat} rounds"
+    text = f"{title}\n\n{table(engines, jobs)}\n"
+    print(text)
+    if args.write is not None:
+        write(args.write, Path(args.model).stem, text)
 
 
 if __name__ == "__main__":
