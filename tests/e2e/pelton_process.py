@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -71,9 +70,11 @@ class Server:
     def post(self, body: dict, path: str = "/v1/chat/completions", timeout: float = 120) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=timeout)
 
-    def end(self, sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> int:
-        self.process.send_signal(sig)
-        return self.process.wait(timeout)
+    def close(self) -> None:
+        """Read what the ended process said, to its end."""
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
 
 
 @contextlib.contextmanager
@@ -86,3 +87,4 @@ def serving(home: Path, *args: str) -> Iterator[Server]:
         if server.process.poll() is None:
             server.process.kill()
             server.process.wait()
+        server.close()

@@ -1,0 +1,136 @@
+"""`pelton serve` with a real model, in a process of its own: what clients see, also when things die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx2 as httpx
+import openai
+import pytest
+
+from tests.e2e.pelton_process import Server, serving
+
+STORY = {"model": "m", "messages": [{"role": "user", "content": "Tell me a long story."}], "temperature": 0}
+SHORT = {"model": "m", "messages": [{"role": "user", "content": "What is 2+2?"}], "temperature": 0, "max_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, smollm2) -> Iterator[Server]:
+    home = tmp_path_factory.mktemp("home")
+    with serving(home, str(smollm2), "--served-name", "m", "--context", "1024", "--threads", "2") as each:
+        yield each
+
+
+def stream(server: Server, body: dict) -> Iterator[dict | str]:
+    with httpx.stream(
+        "POST", f"{server.url}/v1/chat/completions", json={**body, "stream": True}, timeout=120
+    ) as answer:
+        assert answer.status_code == 200
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                yield line[6:] if line == "data: [DONE]" else json.loads(line[6:])
+
+
+def text_of(chunks: Iterator[dict | str]) -> str:
+    return "".join(
+        c["choices"][0]["delta"].get("content") or "" for c in chunks if isinstance(c, dict) and c["choices"]
+    )
+
+
+def test_the_real_client_gets_the_same_text_streamed_and_not(server):
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    whole = client.chat.completions.create(**SHORT)
+    assert "4" in whole.choices[0].message.content
+    assert whole.choices[0].finish_reason == "stop"
+    assert text_of(stream(server, SHORT)) == whole.choices[0].message.content
+
+
+def test_a_seeded_request_repeats_in_company(server):
+    body = {**STORY, "temperature": 1, "seed": 11, "max_tokens": 24, "logprobs": True}
+    alone = server.post(body).json()["choices"][0]
+    others = [threading.Thread(target=server.post, args=({**STORY, "seed": i, "max_tokens": 48},)) for i in range(4)]
+    for other in others:
+        other.start()
+    beside = server.post(body).json()["choices"][0]
+    for other in others:
+        other.join()
+    assert beside["message"] == alone["message"]
+    assert beside["logprobs"] == alone["logprobs"]
+
+
+def test_a_prompt_over_the_context_is_refused_with_both_numbers(server):
+    body = {**STORY, "messages": [{"role": "user", "content": "word " * 3000}]}
+    for streamed in (False, True):
+        answer = server.post({**body, "stream": streamed})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert "1024" in error["message"]
+        assert "30" in error["message"]
+
+
+def test_an_engine_that_dies_costs_only_what_was_in_flight(server):
+    chunks = stream(server, {**STORY, "max_tokens": 900})
+    for _ in range(3):
+        next(chunks)
+    before = server.children()
+    assert len(before) == 1
+    os.kill(before[0], signal.SIGKILL)
+    killed = time.monotonic()
+    *_, last = chunks
+    assert time.monotonic() - killed < 3
+    assert isinstance(last, dict)
+    assert last["error"]["code"] == "engine_died"
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    again = server.post(SHORT)
+    assert again.status_code == 200, again.text
+    assert "4" in again.json()["choices"][0]["message"]["content"]
+    assert server.children() != before
+
+
+def test_a_full_queue_says_so(tmp_path, smollm2):
+    options = ("--max-sequences", "1", "--max-queue", "1", "--context", "1024")
+    with serving(tmp_path, str(smollm2), "--served-name", "m", *options) as server:
+        running = stream(server, {**STORY, "max_tokens": 900})
+        next(running)
+        waiting = threading.Thread(target=server.post, args=({**SHORT, "max_tokens": 1},), daemon=True)
+        waiting.start()
+        deadline = time.monotonic() + 20
+        while (answer := server.post({**SHORT, "max_tokens": 1}, timeout=30)).status_code != 429:
+            assert time.monotonic() < deadline, answer.text
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+        assert "wait" in answer.json()["error"]["message"]
+        running.close()  # the client goes away: the one that waits runs
+        waiting.join(30)
+        assert not waiting.is_alive()
+
+
+def test_a_signal_drains(tmp_path, smollm2):
+    with serving(tmp_path, str(smollm2), "--served-name", "m", "--context", "1024") as server:
+        engine = server.children()
+        chunks = stream(server, {**STORY, "max_tokens": 100, "ignore_eos": True})
+        seen = [next(chunks) for _ in range(3)]
+        server.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 5
+        while (health := httpx.get(f"{server.url}/health")).status_code == 200:
+            assert time.monotonic() < deadline
+        assert health.json() == {"status": "draining"}
+        assert server.post(SHORT).status_code == 503
+        seen += list(chunks)
+        assert seen[-1] == "[DONE]"
+        assert server.process.wait(20) == 0
+        assert not [pid for pid in engine if _is_alive(pid)]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
