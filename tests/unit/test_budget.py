@@ -92,3 +92,19 @@ def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "memory.max").write_text("500000\n")
     (tmp_path / "memory.stat").write_text("anon 7\ninactive_file 300\n")
     assert machine.free_memory() == 500_000 - 1000 + 300
+
+
+def test_threads_of_one_core_count_once_and_a_containers_share_bounds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "_CPUS", tmp_path)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {0, 1, 2, 4, 5, 6})
+    assert machine.num_cores() == 6  # nothing is known of siblings
+    for cpu in range(8):
+        (tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
+    assert machine.num_cores() == 3
+    for quota, cores in (("max 100000", 3), ("150000 100000", 2), ("20000 100000", 1), ("900000 100000", 3)):
+        (tmp_path / "cpu.max").write_text(f"{quota}\n")
+        assert machine.num_cores() == cores

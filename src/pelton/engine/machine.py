@@ -1,11 +1,13 @@
-"""How much memory this process may take, under the limits of its machine and container."""
+"""What this process may take of its machine, under the limits of its container: memory and processor cores."""
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+_CPUS = Path("/sys/devices/system/cpu")
 
 
 def free_memory() -> int:
@@ -17,6 +19,17 @@ def free_memory() -> int:
     if limit is not None and used is not None and limit != "max":
         available = min(available, max(0, int(limit) - int(used) + _file_cache()))
     return available
+
+
+def num_cores() -> int:
+    """Physical cores that this process may run on: threads of one core count once. No more than its container's
+    share of processor time keeps busy."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = {_read(_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu) for cpu in cpus}
+    quota, _, period = (_read(_CGROUP / "cpu.max") or "max").partition(" ")
+    if quota == "max":
+        return len(cores)
+    return min(len(cores), max(1, math.ceil(int(quota) / int(period))))
 
 
 def _meminfo(field: str) -> int | None:

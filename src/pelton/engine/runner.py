@@ -21,6 +21,8 @@ from pelton.ops.data import Batch, CacheGroup, KVType
 
 log = logging.getLogger(__name__)
 
+MAX_THREADS = 1024
+
 
 class Runner:
     """A loaded model. `windows` and `num_blocks` are per cache group; `plan` says what memory it takes."""
@@ -50,7 +52,7 @@ class Runner:
         Raises FormatError, UnsupportedModel, ConfigError or InsufficientMemory before anything big is allocated.
         """
         model = load_model(checkpoint.open(path), config.context)
-        backend = find("cpu", BackendConfig(config.threads, isa=config.isa or None, profile=config.profile))
+        backend = find("cpu", BackendConfig(_num_threads(config), isa=config.isa or None, profile=config.profile))
         spec = _spec(model, config)
         plan = _plan(backend, spec, config)
         log.info("%s: %s", path.name, plan)
@@ -72,6 +74,12 @@ class Runner:
     def close(self) -> None:
         """Give all memory back."""
         self._executor.close()
+
+
+def _num_threads(config: EngineConfig) -> int:
+    if not 0 <= config.threads <= MAX_THREADS:
+        raise ConfigError(f"threads is {config.threads}, must be from 0 to {MAX_THREADS}", param="threads")
+    return config.threads or machine.num_cores()
 
 
 def _spec(model: Model, config: EngineConfig) -> LoadSpec:
