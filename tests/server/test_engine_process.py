@@ -15,8 +15,12 @@ from pathlib import Path
 import pytest
 
 from pelton import errors
+from pelton.backends import base
+from pelton.backends.base import Backend, BackendConfig
 from pelton.config import EngineConfig
+from pelton.engine import machine, runner
 from pelton.engine.client import EngineClient, error_of
+from pelton.engine.engine import Engine
 from pelton.formats.quants import WeightType
 from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Event, Finish, SamplingParams, TokenEvent
 from tests.models import convert, tiny
@@ -97,6 +101,16 @@ def test_requests_are_answered_and_progress_is_told(model: Path, in_process: boo
         assert isinstance(error_of(event), errors.Unavailable)
 
     asyncio.run(main())
+
+
+def test_modules_in_the_current_folder_are_not_imported(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "zmq.py").write_text("raise ImportError('not this one')")
+    monkeypatch.chdir(tmp_path)
+
+    async def body(client: EngineClient) -> None:
+        assert isinstance((await collect(client, ask("a")))[-1], Done)
+
+    served(model, body)
 
 
 def test_both_ways_give_the_same(model: Path):
@@ -208,6 +222,24 @@ def test_an_idle_engine_that_dies_comes_back_by_itself(model: Path):
     served(model, body)
 
 
+def test_an_engine_in_this_thread_that_cannot_go_on_is_started_again(model: Path, monkeypatch: pytest.MonkeyPatch):
+    def broken(engine: Engine) -> list[Event]:
+        monkeypatch.undo()
+        raise errors.InternalError("block pool: a block is lost")
+
+    async def body(client: EngineClient) -> None:
+        streams = [asyncio.create_task(collect(client, ask(str(i), 10, 3000))) for i in range(2)]
+        await until(lambda: client.counters.num_running == 2)
+        monkeypatch.setattr(Engine, "advance", broken)
+        for events in await asyncio.gather(*streams):
+            assert isinstance(events[-1], ErrorEvent)
+            assert isinstance(error_of(events[-1]), errors.EngineDied)
+            assert "a block is lost" in events[-1].message
+        assert isinstance((await collect(client, ask("after")))[-1], Done)
+
+    served(model, body, in_process=True)
+
+
 def test_what_cannot_be_loaded_is_said_and_leaves_nothing(tmp_path: Path, model: Path):
     async def fails(path: Path, config: EngineConfig, kind: type[errors.PeltonError], words: str) -> None:
         client = EngineClient(path, config)
@@ -221,6 +253,20 @@ def test_what_cannot_be_loaded_is_said_and_leaves_nothing(tmp_path: Path, model:
     asyncio.run(fails(tmp_path / "absent.gguf", CONFIG, errors.ModelNotFound, "absent.gguf"))
     asyncio.run(fails(model, EngineConfig(kv_memory=1000), errors.InsufficientMemory, "context"))
     asyncio.run(fails(model, EngineConfig(isa="nonsense"), errors.ConfigError, "nonsense"))
+    asyncio.run(fails(model, EngineConfig(threads=-1), errors.ConfigError, "threads is -1"))
+
+
+@pytest.mark.parametrize(("threads", "expected"), [(0, 3), (2, 2)])
+def test_by_default_every_core_works(model: Path, monkeypatch: pytest.MonkeyPatch, threads: int, expected: int):
+    def find(name: str, config: BackendConfig) -> Backend:
+        asked.append(config.num_threads)
+        return base.find(name, config)
+
+    asked: list[int] = []
+    monkeypatch.setattr(runner, "find", find)
+    monkeypatch.setattr(machine, "num_cores", lambda: 3)
+    served(model, lambda client: asyncio.sleep(0), in_process=True, config=EngineConfig(threads=threads))
+    assert asked == [expected]
 
 
 CHILD = """

