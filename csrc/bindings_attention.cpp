@@ -31,7 +31,8 @@ Rows rows_of(const Floats& array) {
     return {const_cast<float*>(array.data()), static_cast<int>(array.shape(1)), static_cast<int>(array.shape(1))};
 }
 
-// One attention layer on its own, again and again. `tables` is [S, max blocks].
+// Attention on its own, in the cache's layer `slot` and, where it is repeated, in the next ones, the first after the
+// last. `tables` is [S, max blocks].
 void attend_alone(Machine& machine, KVCache& cache, int slot, Floats q, Floats k, Floats v, Array<float, 2> out,
                   Ints positions, Ints seq_starts, Array<const int32_t, 2> tables, int num_heads, float scale,
                   int window, float softcap, int repeat) {
@@ -51,8 +52,11 @@ void attend_alone(Machine& machine, KVCache& cache, int slot, Floats q, Floats k
     const Memory workspace(attend_workspace(cache.shape(), num_heads, width * kBlockTokens, num_threads));
     const StepContext step{machine.pool, machine.kernels, batch, &caches, scratch.data(), workspace.data()};
     const Rows result{out.data(), static_cast<int>(out.shape(1)), static_cast<int>(out.shape(1))};
-    const AttendArgs args{rows_of(q), rows_of(k), rows_of(v), result, 0, slot, num_heads, scale, window, softcap};
-    for (int i = 0; i < repeat; i++) attend(step, args);
+    AttendArgs args{rows_of(q), rows_of(k), rows_of(v), result, 0, slot, num_heads, scale, window, softcap};
+    for (int i = 0; i < repeat; i++) {
+        attend(step, args);
+        args.slot = (args.slot + 1) % cache.shape().num_layers;
+    }
 }
 
 }  // namespace

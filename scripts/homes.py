@@ -19,7 +19,7 @@ HOMES = {
     "prompt_toolkit": ("cli/",),
     "rich": ("cli/", "llm.py", "bench/"),
     "platformdirs": ("config.py",),
-    "pelton._core": ("backends/cpu/", "bench/kernels.py"),
+    "pelton._core": ("backends/cpu/", "bench/"),
     "torch": (),
     "transformers": (),
     "os.environ": ("config.py",),

@@ -47,7 +47,8 @@ def attend_alone(
     softcap: float = 0.0,
     repeat: int = 1,
 ) -> None:
-    """One layer's attention outside of any plan, into `out`: for tests and timing."""
+    """Attention outside of any plan, in layer `slot` of a cache, into `out`: for tests and timing. Repeats go on in the
+    next layers, the first after the last."""
 
 def sample_alone(
     *, machine: Machine, logits: npt.NDArray[np.float32], params: SampleArrays, out: Sampled, repeat: int = 1

@@ -1,9 +1,9 @@
-"""`pelton bench serve`: the table of a load on one or several servers."""
+"""`pelton bench`: each op beside the machine's limits, and the table of a load on one or several servers."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import click
 import msgspec
@@ -11,6 +11,29 @@ from rich.console import Console
 from rich.table import Table
 
 from pelton.bench import serving
+
+
+def kernels(
+    isa: str, threads: int | None, ops: tuple[str, ...], types: tuple[str, ...], rows: tuple[int, ...], seconds: float
+) -> None:
+    """Measure the ops that are named, or all, and print the table."""
+    # Imported here: a load on a server that is elsewhere needs no compiled core.
+    from pelton.bench import kernels as bench
+    from pelton.bench.attention import Attention
+    from pelton.bench.limits import num_cores
+    from pelton.bench.linear import Products
+    from pelton.bench.sampling import Sampling
+
+    linear, attention, sampling = Products(num_rows=rows), Attention(), Sampling()
+    if types:
+        linear = replace(linear, types=bench.types_named(types, isa))
+    if ops:
+        linear = linear if "linear" in ops else replace(linear, types=())
+        attention = attention if "attention" in ops else replace(attention, heads=())
+        sampling = sampling if "sampling" in ops else replace(sampling, vocab_sizes=())
+    options = bench.Options(isa, threads or num_cores(), linear, attention, sampling, seconds=seconds)
+    limits, results = bench.run(options)
+    bench.print_table(options, limits, results, Console())
 
 
 def serve(

@@ -135,6 +135,42 @@ def bench() -> None:
     """Measure, beside the machine's limits."""
 
 
+@bench.command("kernels")
+@click.option("--isa", type=click.Choice(["generic", "avx2", "avx512", "amx"]), help="[default: the CPU's best]")
+@click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads. [default: one per core]")
+@click.option(
+    "--op",
+    "ops",
+    multiple=True,
+    type=click.Choice(["linear", "attention", "sampling"]),
+    help="Repeatable. [default: all]",
+)
+@click.option(
+    "--type", "types", multiple=True, help="Weight type of linear: Q4_K. Repeatable. [default: the usual ones]"
+)
+@click.option(
+    "--rows",
+    multiple=True,
+    type=click.IntRange(1, 4096),
+    default=(1, 4, 16, 64, 512),
+    show_default=True,
+    help="Activation rows of linear. Repeatable.",
+)
+@click.option("--seconds", type=click.FloatRange(0.001, 60), default=0.3, show_default=True, help="Per line.")
+def bench_kernels(
+    isa: str | None,
+    threads: int | None,
+    ops: tuple[str, ...],
+    types: tuple[str, ...],
+    rows: tuple[int, ...],
+    seconds: float,
+) -> None:
+    """Measure each op beside what this machine's memory and arithmetic allow."""
+    from pelton.cli import bench as command
+
+    command.kernels(isa or "", threads, ops, types, rows, seconds)
+
+
 @bench.command("serve")
 @click.option("--url", "urls", multiple=True, default=("http://127.0.0.1:8000",), show_default=True, help="Repeatable.")
 @click.option("--concurrency", multiple=True, type=click.IntRange(1, 1000), default=(1, 4, 16), show_default=True)
