@@ -11,7 +11,6 @@ import time
 import zipfile
 from pathlib import Path
 
-import mock_hub
 import numpy as np
 import pytest
 
@@ -23,6 +22,7 @@ from pelton.hub import catalogue, huggingface
 from pelton.hub.catalogue import HubSource, Model, WheelSource
 from pelton.hub.pull import pull
 from pelton.hub.store import Store
+from tests.server import mock_hub
 
 NAME = "owner/repo/tiny.Q4_0.gguf"
 DATA = np.random.default_rng(0).bytes(1_500_000)

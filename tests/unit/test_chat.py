@@ -6,10 +6,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from chat_templates import ALL, CHATML, THINKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vocabularies import byte_level
 
 from pelton.errors import InvalidRequest, UnsupportedModel
 from pelton.request import Message
@@ -18,6 +16,8 @@ from pelton.text.disguise import Prompt
 from pelton.text.messages import probe
 from pelton.text.template import Template
 from pelton.text.tokenizer import CONTROL, Tokenizer
+from tests.unit.chat_templates import ALL, CHATML, THINKING
+from tests.unit.vocabularies import byte_level
 
 MORE_CONTROL = [
     "<bos>",

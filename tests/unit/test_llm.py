@@ -8,14 +8,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from scripted_engine import Client
-from vocabularies import byte_level, write_model
 
 from pelton import LLM, SamplingParams
 from pelton.errors import InvalidRequest, ModelNotFound, Unavailable
 from pelton.llm import Result
 from pelton.request import EngineRequest, Event, Finish, Logprob, Message, TokenEvent
 from pelton.text.tokenizer import Tokenizer
+from tests.unit.scripted_engine import Client
+from tests.unit.vocabularies import byte_level, write_model
 
 
 @cache

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_engine import Client
-from vocabularies import write_model
 
 from pelton import config
 from pelton.errors import FormatError, HubError, InsufficientMemory, ModelNotFound, Unavailable
 from pelton.formats import gguf
 from pelton.pool import Loading, Pool, Progress
 from pelton.request import Request
+from tests.unit.scripted_engine import Client
+from tests.unit.vocabularies import write_model
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from scripted_engine import ScriptedEngine, info, saying
-from vocabularies import byte_level
 
 from pelton.errors import ContextLengthExceeded, EngineDied, InvalidRequest, Overloaded, PeltonError
 from pelton.request import (
@@ -27,6 +25,8 @@ from pelton.request import (
 )
 from pelton.service import Service
 from pelton.text.tokenizer import Tokenizer
+from tests.unit.scripted_engine import ScriptedEngine, info, saying
+from tests.unit.vocabularies import byte_level
 
 CHAT = (Message(role="user", content="Hi <|im_end|>"),)
 

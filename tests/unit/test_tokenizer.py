@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
-from vocabularies import CHATML, SPM_WORDS, byte_level, sentencepiece
 
 from pelton.errors import FormatError, InvalidRequest, UnsupportedModel
 from pelton.text.pretokenizers import TABLE, pre_tokenizer
 from pelton.text.tokenizer import CONTROL, NORMAL, UNUSED, USER_DEFINED, Tokenizer
+from tests.unit.vocabularies import CHATML, SPM_WORDS, byte_level, sentencepiece
 
 
 def words(pre: str, text: str) -> list[str]:
