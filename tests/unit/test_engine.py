@@ -6,9 +6,9 @@ import random
 
 import msgspec
 import pytest
-from toy_executor import VOCAB, Transcript, digest, make_engine, prompt, request, run, view
 
 from pelton.request import Done, ErrorEvent, Finish, TokenEvent
+from tests.unit.toy_executor import VOCAB, Transcript, digest, make_engine, prompt, request, run, view
 
 GROUPS = [(None,), (None, 48), (40,), (None, 40, 100)]
 MIX = [

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_executor import request
 
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.prefix_cache import PrefixCache
 from pelton.engine.sequence import Sequence, SequenceGroup
+from tests.unit.toy_executor import request
 
 CHUNK = 64
 # Token strings that share beginnings of any length: a base, cut somewhere, with another tail.

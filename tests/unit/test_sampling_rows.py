@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from toy_executor import request
-
 from pelton.engine.sampling import Sampling
 from pelton.engine.sequence import Sequence, SequenceGroup
+from tests.unit.toy_executor import request
 
 
 def sequence(*output: int, prompt: tuple[int, ...] = (5, 3, 5), **params: object) -> Sequence:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 
-from toy_executor import prompt, request
-
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.scheduler import Scheduler
 from pelton.engine.sequence import Sequence, SequenceGroup
+from tests.unit.toy_executor import prompt, request
 
 
 def make(num_blocks: int = 100, *, is_caching: bool = True, **limits: int) -> Scheduler:
