@@ -39,6 +39,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     """Seconds since 1970: when its file was written."""
     context: int
+    weight_bytes: int
+    """Of the weights in memory."""
 
 
 Report = Callable[[Progress | Loading], None]
@@ -164,4 +166,9 @@ def _open_text(path: Path) -> tuple[Checkpoint, Tokenizer]:
 
 
 def _card(service: Service) -> ModelCard:
-    return ModelCard(id=service.name, created=int(service.path.stat().st_mtime), context=service.context)
+    return ModelCard(
+        id=service.name,
+        created=int(service.path.stat().st_mtime),
+        context=service.context,
+        weight_bytes=service.weight_bytes,
+    )

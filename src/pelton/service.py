@@ -89,6 +89,11 @@ class Service:
         return self.engine.info.context
 
     @property
+    def weight_bytes(self) -> int:
+        """Of the weights in memory."""
+        return self.engine.info.weight_bytes
+
+    @property
     def fingerprint(self) -> str:
         """The numerics fingerprint: equal fingerprints give equal bits."""
         return self.engine.info.fingerprint

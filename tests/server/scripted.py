@@ -34,6 +34,8 @@ class ScriptedService:
     refuse: PeltonError | None = None
     fail_after: int | None = None
     hang_after: int | None = None
+    delay: float = 0
+    """Seconds before the first word."""
     name: str = "scripted"
     fingerprint: str = "fp-test"
     requests: list[Request] = field(default_factory=list)
@@ -51,6 +53,7 @@ class ScriptedService:
     async def _events(self, request: Request) -> AsyncGenerator[TextEvent, None]:
         wants = request.sampling.logprobs is not None
         try:
+            await asyncio.sleep(self.delay)
             for i, word in enumerate(self.words):
                 if i == self.fail_after:
                     raise PeltonError("the engine broke")
@@ -78,7 +81,7 @@ class ScriptedPool:
         return self.service
 
     def models(self) -> list[ModelCard]:
-        return [ModelCard(id="scripted", created=1, context=99)]
+        return [ModelCard(id="scripted", created=1, context=99, weight_bytes=1000)]
 
     def model(self, name: str) -> ModelCard:
         if name != "scripted":

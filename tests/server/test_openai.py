@@ -145,7 +145,8 @@ def test_completions_of_ids(client, service):
 
 def test_models(client):
     assert [m.id for m in client.models.list()] == ["scripted"]
-    assert client.models.retrieve("scripted").id == "scripted"
+    card = client.models.retrieve("scripted")
+    assert (card.id, card.max_model_len, card.weight_bytes) == ("scripted", 99, 1000)
     with pytest.raises(openai.NotFoundError, match="there is: scripted"):
         client.models.retrieve("nobody")
 

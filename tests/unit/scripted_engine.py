@@ -25,7 +25,7 @@ def info(*, vocab_size: int = 10**6, context: int = 1000) -> EngineInfo:
         fingerprint="scripted",
         max_sequences=8,
         kv_tokens=10_000,
-        weight_bytes=0,
+        weight_bytes=4000,
         kv_bytes=0,
         arena_bytes=0,
     )

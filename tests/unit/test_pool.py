@@ -49,6 +49,7 @@ def test_load_get_and_close(tmp_path: Path, model: str) -> None:
         assert await models.get("small") is service
         assert [card.id for card in models.models()] == ["small"]
         assert models.model("small").context == service.context
+        assert models.model("small").weight_bytes == 4000
         with pytest.raises(ModelNotFound, match="loaded: small"):
             await models.get(model)
         with pytest.raises(ModelNotFound):

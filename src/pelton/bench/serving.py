@@ -2,6 +2,11 @@
 
 Every request sends its own random token ids to /v1/completions (so lengths are exact and no cache can help) and asks
 for a fixed number of tokens. Tokens are counted by the server's usage, never by chunks.
+
+What decoding is limited by is memory: a step reads all weights once, and gives each stream that runs one token. So a
+load of C streams at once that gave T tokens per second has read its W bytes of weights at T / C * W bytes per second at
+least; beside it stands the share of what this machine can read. Prompts and the last requests, when fewer streams are
+left, take time in which this formula counts little or nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +17,31 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
 
 from pelton.errors import InvalidRequest
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server's first model. `weight_bytes`: None where the server does not tell."""
+
+    url: str
+    model: str
+    weight_bytes: int | None
+
+    @property
+    def is_here(self) -> bool:
+        """Does it run on this machine, as far as its address tells?"""
+        host = urlsplit(self.url).hostname or ""
+        try:
+            return host == "localhost" or ip_address(host).is_loopback
+        except ValueError:
+            return False
 
 
 @dataclass(frozen=True)
@@ -54,6 +79,19 @@ class Result:
     itl: tuple[float, float, float]
     end_to_end: tuple[float, float, float]
 
+    def weights_read(self, weight_bytes: int) -> float:
+        """Bytes of weights per second that these tokens took to read: the formula above."""
+        return self.tokens_per_second / self.load.concurrency * weight_bytes
+
+
+class _Card(msgspec.Struct):
+    id: str
+    weight_bytes: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Card]
+
 
 class _Usage(msgspec.Struct):
     completion_tokens: int = 0
@@ -76,17 +114,18 @@ class _Chunk(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Chunk).decode
 
 
-async def first_model(url: str) -> str:
-    """The name of the first model that a server lists. Raises `InvalidRequest` where none answers."""
+async def first_model(url: str) -> Target:
+    """The first model that a server lists. Raises `InvalidRequest` where none answers."""
     try:
         async with httpx2.AsyncClient(timeout=10) as client:
-            answer = (await client.get(f"{url}/v1/models")).raise_for_status().json()
-        return str(answer["data"][0]["id"])
-    except (httpx2.HTTPError, KeyError, IndexError, ValueError) as error:
+            answer = (await client.get(f"{url}/v1/models")).raise_for_status()
+        card = msgspec.json.decode(answer.content, type=_Models).data[0]
+        return Target(url, card.id, card.weight_bytes)
+    except (httpx2.HTTPError, httpx2.InvalidURL, IndexError, msgspec.MsgspecError) as error:
         raise InvalidRequest(f"{url} does not answer as an OpenAI-compatible server: {error}") from None
 
 
-async def drive(url: str, model: str, load: Load) -> Result:
+async def drive(target: Target, load: Load) -> Result:
     """Put one load on a server and measure it."""
     source = random.Random(load.seed)
     prompts = [[source.randrange(1000, 20000) for _ in range(load.prompt_tokens)] for _ in range(load.num_requests)]
@@ -97,7 +136,7 @@ async def drive(url: str, model: str, load: Load) -> Result:
 
         async def user() -> None:
             for prompt in waiting:
-                samples.append(await _one(client, url, model, prompt, load.output_tokens))
+                samples.append(await _one(client, target, prompt, load.output_tokens))
 
         start = time.perf_counter()
         await asyncio.gather(*(user() for _ in range(load.concurrency)))
@@ -105,9 +144,9 @@ async def drive(url: str, model: str, load: Load) -> Result:
     return _summary(load, samples, seconds)
 
 
-async def _one(client: httpx2.AsyncClient, url: str, model: str, prompt: Sequence[int], num_tokens: int) -> Sample:
+async def _one(client: httpx2.AsyncClient, target: Target, prompt: Sequence[int], num_tokens: int) -> Sample:
     body = {
-        "model": model,
+        "model": target.model,
         "prompt": list(prompt),
         "max_tokens": num_tokens,
         "temperature": 0,
@@ -118,7 +157,7 @@ async def _one(client: httpx2.AsyncClient, url: str, model: str, prompt: Sequenc
     sample = Sample()
     start = last = time.perf_counter()
     try:
-        async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
+        async with client.stream("POST", f"{target.url}/v1/completions", json=body) as response:
             if response.status_code != 200:
                 sample.error = f"{response.status_code}: {(await response.aread())[:200].decode(errors='replace')}"
                 return sample
@@ -137,7 +176,9 @@ async def _one(client: httpx2.AsyncClient, url: str, model: str, prompt: Sequenc
                     else:
                         sample.ttft = now - start
                     last = now
-    except httpx2.HTTPError as error:
+        if not sample.num_tokens and not sample.error:
+            sample.error = "the answer says no usage, or no tokens"
+    except (httpx2.HTTPError, msgspec.MsgspecError) as error:
         sample.error = repr(error)
     sample.end = time.perf_counter() - start
     return sample

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -36,43 +38,111 @@ def kernels(
     bench.print_table(options, limits, results, Console())
 
 
+@dataclass(frozen=True)
+class Row:
+    """One load on one server. `read_limit`: bytes per second that this machine reads; None: the server is elsewhere."""
+
+    target: serving.Target
+    result: serving.Result
+    read_limit: float | None
+
+    @property
+    def weights_read(self) -> float | None:
+        """Bytes of weights per second."""
+        return self.target.weight_bytes and self.result.weights_read(self.target.weight_bytes)
+
+    @property
+    def share(self) -> float | None:
+        """Of the limit."""
+        return self.weights_read and self.read_limit and self.weights_read / self.read_limit
+
+
 def serve(
-    urls: tuple[str, ...], concurrency: tuple[int, ...], prompt: int, output: int, requests: int, as_json: bool
+    urls: tuple[str, ...],
+    concurrency: tuple[int, ...],
+    prompt: int,
+    output: int,
+    requests: int,
+    weights: str | None,
+    as_json: bool,
 ) -> None:
     """Drive every server with every concurrency, in turn, and print what came of it."""
-    results = asyncio.run(_drive(urls, concurrency, prompt, output, requests))
+    targets = asyncio.run(_targets(urls))
+    if weights is not None:
+        size = _weight_bytes(weights)
+        targets = [replace(t, weight_bytes=size) if t.weight_bytes is None else t for t in targets]
+    limit = _read_limit() if any(target.is_here for target in targets) else None
+    loads = [serving.Load(level, max(requests, level), prompt, output, seed=level) for level in concurrency]
+    rows = asyncio.run(_drive(targets, loads, limit))
     if as_json:
-        for url, model, result in results:
-            click.echo(msgspec.json.encode({"url": url, "model": model, **asdict(result)}))
+        for row in rows:
+            click.echo(msgspec.json.encode(_flat(row)))
         return
-    Console().print(_table(results, prompt, output))
-    for url, _, result in results:
-        if result.num_failed:
-            click.echo(f"{url}: {result.num_failed} requests failed, the first with: {result.first_error}", err=True)
+    Console().print(_table(rows, prompt, output, limit))
+    for row in rows:
+        if failed := row.result.num_failed:
+            click.echo(
+                f"{row.target.url}: {failed} requests failed, the first with: {row.result.first_error}", err=True
+            )
 
 
-async def _drive(
-    urls: tuple[str, ...], concurrency: tuple[int, ...], prompt: int, output: int, requests: int
-) -> list[tuple[str, str, serving.Result]]:
-    models = [await serving.first_model(url) for url in urls]
-    results = []
-    for level in concurrency:
-        for url, model in zip(urls, models, strict=True):
-            load = serving.Load(level, max(requests, level), prompt, output, seed=level)
-            click.echo(f"{url}: {load.num_requests} requests, {level} at once", err=True)
-            results.append((url, model, await serving.drive(url, model, load)))
-    return results
+async def _targets(urls: tuple[str, ...]) -> list[serving.Target]:
+    return [await serving.first_model(url.rstrip("/")) for url in urls]
 
 
-def _table(results: list[tuple[str, str, serving.Result]], prompt: int, output: int) -> Table:
-    table = Table(title=f"{prompt} tokens in, {output} out; times in ms: median / p95 / p99")
-    for name in ("server", "at once", "tokens/s", "first token", "between tokens", "whole answer", "failed"):
+def _weight_bytes(weights: str) -> int:
+    try:
+        return int(weights) if weights.isdecimal() else Path(weights).stat().st_size
+    except OSError as error:
+        raise click.BadParameter(f"{weights!r} is neither a number of bytes nor a file: {error.strerror}") from None
+
+
+def _read_limit() -> float:
+    from pelton.bench.limits import READ_BYTES, Threads, measure_read, num_cores
+
+    threads = Threads(num_cores())
+    try:
+        return measure_read("", threads, READ_BYTES, seconds=0.3)
+    finally:
+        threads.close()
+
+
+async def _drive(targets: list[serving.Target], loads: list[serving.Load], limit: float | None) -> list[Row]:
+    rows = []
+    for load in loads:
+        for target in targets:
+            click.echo(f"{target.url}: {load.num_requests} requests, {load.concurrency} at once", err=True)
+            result = await serving.drive(target, load)
+            rows.append(Row(target, result, limit if target.is_here else None))
+    return rows
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    limits = {"weights_read": row.weights_read, "read_limit": row.read_limit, "share": row.share}
+    return {**asdict(row.target), **asdict(row.result), **limits}
+
+
+def _table(rows: list[Row], prompt: int, output: int, limit: float | None) -> Table:
+    table = Table(
+        title=f"{prompt} tokens in, {output} out; times in ms: median / p95 / p99",
+        caption=f"limit: this machine reads {limit / 1e9:.1f} GB/s" if limit else None,
+    )
+    names = ("server", "at once", "tokens/s", "weights read (GB/s)", "share")
+    for name in (*names, "first token", "between tokens", "whole answer", "failed"):
         table.add_column(name, justify="left" if name == "server" else "right")
-    for url, _, result in results:
+    for row in rows:
+        result = row.result
         times = (
             "{:.0f} / {:.0f} / {:.0f}".format(*(1000 * t for t in q))
             for q in (result.ttft, result.itl, result.end_to_end)
         )
-        level = str(result.load.concurrency)
-        table.add_row(url, level, f"{result.tokens_per_second:.1f}", *times, str(result.num_failed))
+        table.add_row(
+            row.target.url,
+            str(result.load.concurrency),
+            f"{result.tokens_per_second:.1f}",
+            "-" if row.weights_read is None else f"{row.weights_read / 1e9:.2f}",
+            "-" if row.share is None else f"{100 * row.share:.0f} %",
+            *times,
+            str(result.num_failed),
+        )
     return table

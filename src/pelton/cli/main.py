@@ -177,11 +177,18 @@ def bench_kernels(
 @click.option("--prompt", type=click.IntRange(1), default=128, show_default=True, help="Tokens in.")
 @click.option("--output", type=click.IntRange(1), default=128, show_default=True, help="Tokens out.")
 @click.option("--requests", type=click.IntRange(1), default=16, show_default=True, help="Per level of concurrency.")
+@click.option("--weights", help="Bytes of the weights, or their file, where a server does not tell.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line per result.")
 def bench_serve(
-    urls: tuple[str, ...], concurrency: tuple[int, ...], prompt: int, output: int, requests: int, as_json: bool
+    urls: tuple[str, ...],
+    concurrency: tuple[int, ...],
+    prompt: int,
+    output: int,
+    requests: int,
+    weights: str | None,
+    as_json: bool,
 ) -> None:
     """Put load on one or several OpenAI-compatible servers and compare them."""
     from pelton.cli import bench as command
 
-    command.serve(urls, concurrency, prompt, output, requests, as_json)
+    command.serve(urls, concurrency, prompt, output, requests, weights, as_json)

@@ -132,4 +132,4 @@ def _prompts(base: Request, prompt: str | list[str | int | list[int]]) -> list[R
 
 
 def _card(card: ModelCard) -> wire.ModelCard:
-    return wire.ModelCard(id=card.id, created=card.created, max_model_len=card.context)
+    return wire.ModelCard(id=card.id, created=card.created, max_model_len=card.context, weight_bytes=card.weight_bytes)

@@ -224,11 +224,12 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of GET /v1/models."""
+    """One entry of GET /v1/models. `max_model_len` is vLLM's, `weight_bytes` Pelton's: those in memory."""
 
     id: str
     created: int
     max_model_len: int | None = None
+    weight_bytes: int | None = None
     object: str = "model"
     owned_by: str = "pelton"
 
