@@ -117,12 +117,15 @@ class Pool:
         path = await _in_daemon_thread(lambda: pull(model, self._config.hub, report))
         report(Loading(name, 0.0))
         client = EngineClient(path, self._config.engine, in_process=self._in_process)
+        # The engine loads in its own process while the vocabulary is built here.
+        text = asyncio.create_task(asyncio.to_thread(_open_text, path))
+        start = asyncio.create_task(client.start(lambda share: report(Loading(name, share))))
         try:
-            # The engine loads in its own process while the vocabulary is built here.
-            text = asyncio.create_task(asyncio.to_thread(_open_text, path))
-            await asyncio.gather(client.start(lambda share: report(Loading(name, share))), text)
+            await asyncio.gather(start, text)
             opened, tokenizer = text.result()
         except BaseException:
+            start.cancel()  # it may still be loading where the vocabulary was at fault
+            await asyncio.gather(start, return_exceptions=True)
             await client.close()
             raise
         report(Loading(name, 1.0))

@@ -203,8 +203,11 @@ def test_killed_in_the_middle_of_streams_and_started_again(model: Path):
             assert isinstance(error_of(events[-1]), errors.EngineDied)
             assert "SIGKILL" in events[-1].message
         assert time.monotonic() - killed < 1
-        after = await collect(client, ask("after"))  # waits for the new process
-        assert isinstance(after[-1], Done)
+        after = await asyncio.gather(
+            collect(client, ask("after")), collect(client, ask("after"))
+        )  # wait for the new one
+        assert isinstance(after[0][-1], Done)
+        assert [event.kind for event in after[1] if isinstance(event, ErrorEvent)] == ["InvalidRequest"]
         assert client.pid not in (None, first)
         assert not Path(f"/proc/{first}").exists()  # no zombie
 

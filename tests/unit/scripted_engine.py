@@ -90,15 +90,21 @@ class Client(ScriptedEngine):
     made: ClassVar[list[Client]] = []
     failures: ClassVar[list[Exception]] = []
     says: ClassVar[Script] = saying([5])
+    loading: ClassVar[float] = 0.01
+    """Seconds that `start` takes."""
 
     def __init__(self, path: Path, engine: EngineConfig, *, in_process: bool = False) -> None:
         super().__init__(type(self).says)
         self.arguments = (path, engine, in_process)
+        self.is_loading = True
         self.made.append(self)
 
     async def start(self, progress: Callable[[float], None]) -> None:
         progress(0.5)
-        await asyncio.sleep(0.01)
+        try:
+            await asyncio.sleep(self.loading)
+        finally:
+            self.is_loading = False
         if self.failures:
             raise self.failures.pop()
 

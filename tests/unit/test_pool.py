@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pelton import config
-from pelton.errors import FormatError, HubError, InsufficientMemory, ModelNotFound, Unavailable
+from pelton.errors import FormatError, HubError, InsufficientMemory, ModelNotFound, Unavailable, UnsupportedModel
 from pelton.formats import gguf
 from pelton.pool import Loading, Pool, Progress
 from pelton.request import Request
@@ -102,6 +102,24 @@ def test_a_load_that_fails_tells_all_and_can_be_tried_again(tmp_path: Path, mode
             await models.get(model)
         await models.load(model)
         await models.close()
+
+    run(use())
+
+
+def test_an_engine_does_not_go_on_loading_for_a_vocabulary_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Client, "loading", 10.0)
+    no_vocabulary = tmp_path / "none.gguf"
+    gguf.write(no_vocabulary, {"general.architecture": "llama"}, [])
+
+    async def use() -> None:
+        models = make(tmp_path)
+        with pytest.raises(UnsupportedModel, match="tokenizer"):
+            await models.load(str(no_vocabulary))
+        (client,) = Client.made
+        assert not client.is_loading
+        assert client.is_closed
 
     run(use())
 

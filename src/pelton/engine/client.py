@@ -132,17 +132,18 @@ class EngineClient:
         return kind(self.model_path, self.config)
 
     async def _stream(self, request: EngineRequest) -> AsyncIterator[Event]:
-        if request.id in self._streams:
-            yield ErrorEvent(request.id, "InvalidRequest", f"a request with id {request.id!r} is in flight")
+        try:
+            async with asyncio.timeout(RESTART_WAIT):
+                while not self._ready.is_set():
+                    await self._ready.wait()
+        except TimeoutError:
+            yield ErrorEvent(request.id, "Unavailable", "the engine is being started again")
             return
-        if not self._ready.is_set():
-            try:
-                await asyncio.wait_for(self._ready.wait(), RESTART_WAIT)
-            except TimeoutError:
-                yield ErrorEvent(request.id, "Unavailable", "the engine is being started again")
-                return
         if self._link is None:
             yield ErrorEvent(request.id, "Unavailable", "the engine was closed")
+            return
+        if request.id in self._streams:
+            yield ErrorEvent(request.id, "InvalidRequest", f"a request with id {request.id!r} is in flight")
             return
         queue: asyncio.Queue[Event] = asyncio.Queue()
         self._streams[request.id] = queue

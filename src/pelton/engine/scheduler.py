@@ -192,7 +192,8 @@ class Scheduler:
 
     def _hand_over(self, sequence: Sequence) -> None:
         heir = self._promote(sequence)
-        heir.tables, heir.node, heir.num_computed = sequence.tables, sequence.node, sequence.num_computed
+        heir.tables, heir.node = sequence.tables, sequence.node
+        heir.num_computed, heir.num_cached = sequence.num_computed, sequence.num_cached
         sequence.tables, sequence.node, sequence.num_computed = (), None, 0
         heir.state = "running"
         insort(self.running, heir, key=lambda s: s.order)
