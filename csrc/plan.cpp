@@ -103,6 +103,9 @@ void Program::add_linear(Linear::Epilogue epilogue, int out, ProductIds first, P
 }
 
 void Program::add_attend(int q, int k, int v, int out, AttendArgs args) {
+    const KVCache& cache = *caches_.at(static_cast<size_t>(args.group));
+    if (attend_scratch(cache.shape(), args.num_heads) > kScratchBytes)
+        throw std::invalid_argument("the heads that share keys are too many or too wide");
     args.q = operand(q).rows;
     args.k = operand(k).rows;
     args.v = operand(v).rows;

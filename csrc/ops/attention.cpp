@@ -224,6 +224,12 @@ class Attention {
 
 }  // namespace
 
+size_t attend_scratch(const KVShape& shape, int num_heads) {
+    const int rows = std::max(kItemRows, num_heads / shape.num_kv_heads);
+    const size_t queries = size(rows) * size(shape.head_dim), positions = size(ceil_div(rows, 16) * 16);
+    return (queries + positions + 2 * partial_floats(rows, shape.value_dim)) * sizeof(float);
+}
+
 size_t attend_workspace(const KVShape& shape, int num_heads, int max_context, int num_threads) {
     const int rows = std::max(kItemRows, num_heads / shape.num_kv_heads);
     const int items = kItemsPerThread * num_threads / 2, pieces = ceil_div(max_context, kPieceTokens);

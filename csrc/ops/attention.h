@@ -20,6 +20,9 @@ struct AttendArgs {
     float softcap;
 };
 
+// Bytes of a thread's scratch that `attend` wants at most.
+size_t attend_scratch(const KVShape& shape, int num_heads);
+
 // Bytes of workspace that `attend` wants at most, for contexts of up to max_context tokens.
 size_t attend_workspace(const KVShape& shape, int num_heads, int max_context, int num_threads);
 

@@ -182,19 +182,38 @@ def test_progress_is_told_and_ends_at_one(spec):
     assert seen[-1] == 1.0
 
 
-def test_fingerprints_tell_apart_what_gives_other_bits(spec):
+def test_fingerprints_tell_apart_what_gives_other_bits(spec, folder: Path):
     first = backend().load(spec).fingerprint
-    assert first == backend(num_threads=1).load(spec).fingerprint
-    changed = [replace(spec, kv_type="bf16"), replace(spec, digest="another file")]
+    assert first == backend(num_threads=1).load(replace(spec, max_tokens=50)).fingerprint
+    model = loaded("llama", folder)
+    other_eps = replace(model, config=replace(model.config, norm_eps=2e-5))
+    rope = replace(model.config.layers[0].rope, scale=1.5)
+    layers = tuple(replace(layer, rope=rope) for layer in model.config.layers)
+    other_rope = replace(model, config=replace(model.config, layers=layers))
+    changed = [
+        replace(spec, kv_type="bf16"),
+        replace(spec, digest="another file"),
+        replace(spec, record=other_eps.step),
+        replace(spec, record=other_rope.step),
+    ]
     others = [backend().load(other).fingerprint for other in changed]
     others.append(backend(isa="generic").load(spec).fingerprint)
-    assert len({first, *others}) == 4
+    assert len({first, *others}) == 6
 
 
 def test_an_op_without_a_kernel_is_named(folder: Path):
     model = loaded("mixtral", folder)
     with pytest.raises(UnsupportedModel, match=r"no kernel yet for 'route'"):
         backend().load(stepping.load_spec(model, 1, 32))
+
+
+def test_heads_that_no_thread_has_room_for_are_refused():
+    shape = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 1024, "value_dim": 1024, "type": "f32"}
+    program = _core.Program(_core.Machine("", 1, False), [_core.KVCache(**shape, num_blocks=2)], 1 << 20, 0, 1, False)
+    rows = [program.add_rows(0, 1024, 1040) for _ in range(4)]
+    with pytest.raises(ValueError, match="too many or too wide"):
+        program.add_attend(*rows, group=0, slot=0, num_heads=1024, scale=1.0, window=0, softcap=0.0)
+    program.add_attend(*rows, group=0, slot=0, num_heads=64, scale=1.0, window=0, softcap=0.0)
 
 
 def test_a_step_must_be_sampled_before_the_next(spec, folder: Path):

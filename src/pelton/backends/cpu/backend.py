@@ -70,7 +70,7 @@ class CpuBackend:
         except MemoryError:
             raise InsufficientMemory("the system refused the memory that the model needs") from None
         lower(program, spec.weights, layout, memory, core)
-        return CpuExecutor(program, core, caches, spec, self._fingerprint(spec))
+        return CpuExecutor(program, core, caches, spec, self._fingerprint(spec, program))
 
     def _plan(self, spec: LoadSpec) -> Program:
         recorder = Recorder(spec.weights)
@@ -93,9 +93,10 @@ class CpuBackend:
         attends = (step.attrs["spec"] for phase in program.phases for step in phase.steps if step.op == "attend")
         return max((self._attend_workspace(attend, spec) for attend in attends), default=0)
 
-    def _fingerprint(self, spec: LoadSpec) -> str:
+    def _fingerprint(self, spec: LoadSpec, program: Program) -> str:
         digest = spec.digest or packing.digest(spec.weights)
-        parts = (digest, packing.PACKED_VERSION, KERNEL_VERSION, self._machine.isa, spec.kv_type)
+        steps = repr((program.phases, program.head))  # with every number that the file's metadata gave them
+        parts = (digest, packing.PACKED_VERSION, KERNEL_VERSION, self._machine.isa, spec.kv_type, steps)
         return hashlib.blake2b("\n".join(map(str, parts)).encode(), digest_size=16).hexdigest()
 
     def _attend_workspace(self, attend: AttendSpec, spec: LoadSpec) -> int:
