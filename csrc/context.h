@@ -12,7 +12,7 @@ namespace pelton {
 class KVCache;  // kv.h: one cache group's blocks
 
 // One step's flat inputs; the arrays are the caller's and live as long as the step. Sequence s owns rows
-// seq_starts[s] .. seq_starts[s + 1] - 1, in position order. See Batch in backends/base.py.
+// seq_starts[s] .. seq_starts[s + 1] - 1, in position order. See Batch in ops/data.py.
 struct BatchView {
     int num_tokens = 0;                      // T
     int num_sequences = 0;                   // S

@@ -8,7 +8,7 @@
 
 namespace pelton {
 
-// The same order as backends/cpu/program.py writes.
+// In the order of Activation in ops/spec.py.
 enum class Activation : int { Silu, GeluTanh, Gelu, Relu, Sigmoid, Softplus };
 
 struct RowKernels {

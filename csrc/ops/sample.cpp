@@ -275,16 +275,17 @@ void sample_row(const SampleKernels& kernels, const float* logits, const SampleP
         return;
     }
     Row row = raw;
+    bool has_nan = false;
     if (is_edited(params, r)) {
         std::memcpy(memory.copy, logits, size(n) * sizeof(float));
         edit(params, r, memory.copy);
         row.logits = memory.copy;
         row.maxima = memory.maxima;
-        row.scan();
+        has_nan = !row.scan();
     }
     const float most = row.most();
-    if (most == -kInfinity) {
-        result.errors[r] = kNoToken;
+    if (has_nan || !std::isfinite(most)) {
+        result.errors[r] = has_nan || most > 0 ? kBadLogits : kNoToken;
         return;
     }
     if (params.temperature[r] < kGreedyBelow) {

@@ -214,6 +214,25 @@ def test_rows_that_cannot_draw_say_so(isa: str) -> None:
     assert ((out.ids >= 0) & (out.ids < vocab)).all()
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_logits_that_penalties_enlarge_beyond_all_numbers_say_so(isa: str) -> None:
+    logits = random_logits(3, 300)
+    logits[:2, 7] = 2e38
+    params = parameters(
+        3,
+        temperature=1,
+        repetition=[0.1, 0.1, 1],
+        history_offsets=np.array([0, 1, 2, 2], np.int32),
+        history_ids=np.array([7, 7], np.int32),
+        history_counts=np.zeros(2, np.int32),
+        bias_offsets=np.array([0, 0, 1, 1], np.int32),
+        bias_ids=np.array([7], np.int32),
+        bias_values=np.array([-np.inf], np.float32),
+    )
+    assert sample(logits, params).errors.tolist() == [BAD_LOGITS, BAD_LOGITS, 0]
+    assert in_core(logits, params, isa=isa).errors.tolist() == [BAD_LOGITS, BAD_LOGITS, 0]
+
+
 def test_arrays_of_a_wrong_type_or_shape_are_refused() -> None:
     logits = random_logits(2, 100)
     params = parameters(2)

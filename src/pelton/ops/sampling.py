@@ -35,7 +35,8 @@ GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy."""
 
 BAD_LOGITS = 1
-"""The logits of a row hold NaN or +inf, or nothing but -inf: the model has broken down on this input."""
+"""The logits of a row hold NaN or +inf, perhaps only once penalties have enlarged them, or nothing but -inf: the model
+has broken down on this input."""
 NO_TOKEN = 2
 """Bias and masks together allow no token."""
 
@@ -116,9 +117,10 @@ def sample(logits: F32, params: SampleArrays) -> Sampled:
         if np.isnan(raw).any() or not np.isfinite(raw.max()):
             out.errors[r] = BAD_LOGITS
             continue
-        edited = edit(raw, params, r)
-        if edited.max() == -np.inf:
-            out.errors[r] = NO_TOKEN
+        with np.errstate(over="ignore", invalid="ignore"):
+            edited = edit(raw, params, r)
+        if not np.isfinite(edited.max()):
+            out.errors[r] = NO_TOKEN if edited.max() == -np.inf else BAD_LOGITS
             continue
         out.ids[r] = draw(edited, params, r)
         wanted = int(params.num_logprobs[r])
