@@ -158,6 +158,9 @@ def test_template_arguments_and_continued_messages() -> None:
         template("chatml").render(CHATS["one"], continue_final_message=True)
     with pytest.raises(InvalidRequest, match="'messages' is already taken"):
         template("chatml").render(CHATS["one"], template_kwargs={"messages": []})
+    render = template("chatml").render
+    for name in ("self", "template", "name", "inputs", ""):  # a template may read any name
+        assert render(CHATS["one"], template_kwargs={name: 1}) == render(CHATS["one"])
     with pytest.raises(InvalidRequest, match="no content"):
         template("chatml").render(CHATS["empty"], continue_final_message=True, add_generation_prompt=False)
 

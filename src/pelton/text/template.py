@@ -25,8 +25,8 @@ class Template:
         self.source = source
         self._environment: minijinja.Environment | None = None
 
-    def run(self, **inputs: Any) -> str:
-        """Render. Errors become `InvalidRequest`: they depend on the messages."""
+    def run(self, /, **inputs: Any) -> str:
+        """Render with these variables; one may be called `self`. Errors become `InvalidRequest`: they depend on the messages."""
         import minijinja
 
         environment = self._environment or self._compile()
