@@ -140,7 +140,10 @@ def test_completions_of_several_prompts_share_one_answer(client, service, stream
 def test_completions_of_ids(client, service):
     client.completions.create(model="scripted", prompt=[[1, 2], [3]])
     client.completions.create(model="scripted", prompt=[4, 5])
-    assert [r.prompt_ids for r in service.requests] == [(1, 2), (3,), (4, 5)]
+    long = list(range(5000))  # more ids than a request may have prompts
+    client.completions.create(model="scripted", prompt=long)
+    client.completions.create(model="scripted", prompt=[long])
+    assert [r.prompt_ids for r in service.requests] == [(1, 2), (3,), (4, 5), tuple(long), tuple(long)]
 
 
 def test_models(client):
@@ -167,7 +170,12 @@ def test_models(client):
         ({**CHAT, "temperature": "hot"}, 400, "temperature"),
         ({**CHAT, "max_tokens": 0}, 400, "max_tokens"),
         ({**CHAT, "top_logprobs": 3}, 400, "top_logprobs"),
+        ({**CHAT, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
         ({**CHAT, "logit_bias": {"x": 1}}, 400, "logit_bias"),
+        ({**CHAT, "logit_bias": {"1_0": 1}}, 400, "logit_bias"),
+        ({**CHAT, "logit_bias": {" 5": 1}}, 400, "logit_bias"),
+        ({**CHAT, "logit_bias": {"05": 1}}, 400, "logit_bias"),
+        ({**CHAT, "logit_bias": {"9" * 5000: 1}}, 400, "logit_bias"),
         ({**CHAT, "stream_options": {"include_usage": True}}, 400, "stream_options"),
         ({**CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
         ({**CHAT, "response_format": {"type": "json_object"}}, 400, "response_format"),

@@ -3,6 +3,7 @@ answers."""
 
 from __future__ import annotations
 
+import re
 import secrets
 
 import msgspec
@@ -63,6 +64,9 @@ def routes(pool: Pool) -> list[Route]:
     ]
 
 
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
 def _message(message: wire.WireMessage) -> Message:
     content = tuple(message.content) if isinstance(message.content, list) else message.content
     return Message(
@@ -103,10 +107,10 @@ def _sampling(body: wire.SamplingFields, max_tokens: int | None, logprobs: int |
 
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): bias for token, bias in given.items()}
-    except ValueError:
-        raise InvalidRequest("logit_bias: keys must be token ids", param="logit_bias") from None
+    for token in given:
+        if not _TOKEN_ID.fullmatch(token):  # int() takes much more: " 5", "1_0"
+            raise InvalidRequest(f"logit_bias: {token[:40]!r} is not a token id", param="logit_bias")
+    return {int(token): bias for token, bias in given.items()}
 
 
 MAX_PROMPTS = 256
@@ -116,11 +120,11 @@ def _prompts(base: Request, prompt: str | list[str | int | list[int]]) -> list[R
     """One request per prompt; all of them share one answer."""
     if isinstance(prompt, str):
         return [msgspec.structs.replace(base, prompt=prompt)]
+    ids = [item for item in prompt if isinstance(item, int)]
+    if ids and len(ids) == len(prompt):
+        return [msgspec.structs.replace(base, prompt_ids=tuple(ids))]
     if not prompt or len(prompt) > MAX_PROMPTS:
         raise InvalidRequest(f"prompt: 1 to {MAX_PROMPTS} prompts, got {len(prompt)}", param="prompt")
-    ids = [item for item in prompt if isinstance(item, int)]
-    if len(ids) == len(prompt):
-        return [msgspec.structs.replace(base, prompt_ids=tuple(ids))]
     if ids or len({type(item) for item in prompt}) > 1:
         raise InvalidRequest("prompt: texts, ids and lists of ids cannot be mixed", param="prompt")
     return [

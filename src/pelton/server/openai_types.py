@@ -7,7 +7,7 @@ nothing: any other value is refused, never ignored.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -63,7 +63,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     messages: list[WireMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     # vLLM's
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
