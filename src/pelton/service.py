@@ -139,6 +139,7 @@ class Service:
 
     def _encode_text(self, request: Request) -> list[int]:
         if request.prompt is not None:
+            self._check_length(len(request.prompt), "prompt")
             return self.tokenizer.encode(request.prompt, add_special=True)
         if self._template is None:
             self._template = ChatTemplate.from_metadata(self._metadata, self.tokenizer)
@@ -150,7 +151,22 @@ class Service:
             continue_final_message=request.continue_final_message,
             template_kwargs=request.template_kwargs,
         )
+        self._check_length(sum(len(each) for each in prompt.segments if isinstance(each, str)), "messages")
         return self.tokenizer.encode_segments(prompt.segments)
+
+    def _check_length(self, num_characters: int, source: str) -> None:
+        """Refuse a text that cannot fit, however it is cut into tokens: encoding takes over a hundred bytes of memory
+        for each of its characters, and seconds for each million."""
+        least = -(-num_characters // self.tokenizer.max_token_length)
+        if least >= self.context:
+            raise self._too_long(f"at least {least}", source)
+
+    def _too_long(self, num_tokens: int | str, source: str) -> ContextLengthExceeded:
+        return ContextLengthExceeded(
+            f"the prompt has {num_tokens} tokens, but the context of this model is {self.context} tokens "
+            "and an answer needs one at least",
+            param=source,
+        )
 
     def _complete(self, sampling: SamplingParams, num_prompt: int, source: str) -> SamplingParams:
         """With a seed, and with `max_tokens` that fits the context. `source`: the field that the prompt came from."""
@@ -158,11 +174,7 @@ class Service:
             raise InvalidRequest("the prompt is empty", param=source)
         room = self.context - num_prompt
         if room < 1:
-            raise ContextLengthExceeded(
-                f"the prompt has {num_prompt} tokens, but the context of this model is {self.context} tokens "
-                "and an answer needs one at least",
-                param=source,
-            )
+            raise self._too_long(num_prompt, source)
         limit = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         top_k = max(sampling.top_k, 0)

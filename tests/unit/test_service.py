@@ -202,6 +202,25 @@ def test_a_prompt_that_does_not_fit() -> None:
     answer(ScriptedEngine(saying([5]), info=info(context=21)), long)
 
 
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+    encode = Tokenizer._encode_pieces
+    monkeypatch.setattr(
+        Tokenizer, "_encode_pieces", lambda self, texts: encoded.extend(map(len, texts)) or encode(self, texts)
+    )
+    engine = ScriptedEngine(saying([5]), info=info(context=20))
+    longest = tokenizer().max_token_length
+    for asked in (
+        request(prompt="x" * (longest * 20)),
+        request(messages=(Message(role="user", content="x" * (longest * 20)),)),
+    ):
+        with pytest.raises(ContextLengthExceeded, match=r"at least 2\d tokens.* 20 tokens"):
+            answer(engine, asked)
+    assert encoded == []
+    with pytest.raises(ContextLengthExceeded, match=rf"has {3 * 19 * longest} tokens"):
+        answer(engine, request(prompt="\N{SNOWMAN}" * (19 * longest)))
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

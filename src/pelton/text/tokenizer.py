@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,6 +91,11 @@ class Tokenizer:
             + ids
             + ([self.eos_id] if self.add_eos and self.eos_id is not None else [])
         )
+
+    @cached_property
+    def max_token_length(self) -> int:
+        """Characters of the longest token. A text of n characters has at least n / `max_token_length` tokens."""
+        return max(map(len, self._texts), default=1) or 1
 
     def encode_segments(self, segments: Iterable[str | int]) -> list[int]:
         """Ids of a rendered template: strings are plain text, numbers are control tokens. The begin token comes
