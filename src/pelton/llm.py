@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import operator
+import os
 import secrets
 import sys
 import threading
@@ -92,6 +94,7 @@ class LLM:
         self._model = model
         self._settings = config.load(**settings)
         self._pool = Pool(self._settings, in_process=in_process)
+        self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"pelton {model}", daemon=True)
         self._thread.start()
@@ -111,13 +114,13 @@ class LLM:
     ) -> list[Result]:
         """Continue a prompt or a batch of prompts, each text or token ids; one `Result` for each, in their order.
 
-        Text is plain text: control tokens in it stay text. `use_tqdm`: show the batch's progress where standard error
-        is a terminal. An error of any prompt (`InvalidRequest`) is raised and ends the batch.
+        Text is plain text: control tokens in it stay text. `SamplingParams.stop` may be one string. `use_tqdm`: show
+        the batch's progress where standard error is a terminal. An error of any prompt (`InvalidRequest`) is raised
+        and ends the batch.
         """
         is_one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
         batch = cast("Sequence[Prompt]", [prompts] if is_one else prompts)
-        fields = [{"prompt": prompt} if isinstance(prompt, str) else {"prompt_ids": tuple(prompt)} for prompt in batch]
-        return self._answer(fields, sampling_params, use_tqdm)
+        return self._answer([_prompt(each) for each in batch], sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -144,7 +147,7 @@ class LLM:
 
     def close(self) -> None:
         """End the engine and give its memory back. May be called twice."""
-        if self._loop.is_closed():
+        if self._loop.is_closed() or os.getpid() != self._pid:
             return
         self._run(self._pool.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -174,7 +177,12 @@ class LLM:
     ) -> list[Result]:
         if self._loop.is_closed():
             raise Unavailable("this LLM has been closed")
-        each = [sampling or SamplingParams()] * len(fields) if not isinstance(sampling, Sequence) else list(sampling)
+        if os.getpid() != self._pid:  # a fork has no threads: it would wait for ever
+            raise Unavailable("this LLM belongs to the process that this one was forked from: make one after the fork")
+        if sampling is None or isinstance(sampling, SamplingParams):
+            each = [_checked(sampling or SamplingParams())] * len(fields)
+        else:
+            each = [_checked(params) for params in sampling]
         if len(each) != len(fields):
             raise InvalidRequest(f"{len(fields)} prompts, but {len(each)} sampling_params", param="sampling_params")
         requests = [
@@ -237,13 +245,35 @@ async def _fold(service: Service, request: Request) -> Result:
     return Result(outputs=outputs, usage=usage)
 
 
-def _message(message: Message | Mapping[str, Any]) -> Message:
-    if isinstance(message, Message):
-        return message
+def _prompt(prompt: Prompt) -> dict[str, Any]:
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
     try:
-        return msgspec.convert(dict(message), Message)
+        return {"prompt_ids": tuple(map(operator.index, prompt))}  # NumPy's integers too
+    except TypeError:
+        raise InvalidRequest("a prompt must be a text or a sequence of token ids", param="prompt") from None
+
+
+def _message(message: Message | Mapping[str, Any]) -> Message:
+    fields = msgspec.structs.asdict(message) if isinstance(message, Message) else message
+    try:
+        return msgspec.convert(fields, Message)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"a message is wrong: {error}", param="messages") from None
+
+
+def _checked(params: Any) -> SamplingParams:
+    """The parameters, each of the type that its field promises: Python checks none. A lone stop string would
+    otherwise be taken for as many as it has letters."""
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequest(f"sampling_params has a {type(params).__name__}", param="sampling_params")
+    fields = msgspec.structs.asdict(params)
+    if isinstance(fields["stop"], str):
+        fields["stop"] = (fields["stop"],)
+    try:
+        return msgspec.convert(fields, SamplingParams)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"sampling_params are wrong: {error}", param="sampling_params") from None
 
 
 class _Bar:

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from pelton import LLM, SamplingParams
@@ -61,6 +65,47 @@ def test_generate(model: str) -> None:
         assert two.logprobs[0].top[0].id == two.logprobs[0].id == two.token_ids[0]
         assert one.usage.completion_tokens == len(one.token_ids) + 1
     assert Client.made[0].is_closed
+
+
+def test_sampling_parameters_are_what_their_types_say(model: str) -> None:
+    """A lone stop string is one string, not as many as it has letters."""
+    alone: Any = "END"
+    with LLM(model) as llm:
+        [answer] = llm.generate(["NOT AN END of it"], SamplingParams(stop=alone))
+        assert (answer.text, answer.outputs[0].stop) == ("NOT AN ", "END")
+        assert llm.generate(["NOT AN END of it"], SamplingParams(stop=["END"])) == [answer]  # type: ignore[arg-type]
+        wrong: list[Any] = [{"n": 1}, "x", SamplingParams(n="2"), SamplingParams(temperature=None)]  # type: ignore[arg-type]
+        wrong += [SamplingParams(stop=(5,)), SamplingParams(stop_token_ids=(1.5,))]  # type: ignore[arg-type]
+        for params in wrong:
+            with pytest.raises(InvalidRequest, match="sampling_params"):
+                llm.generate(["x"], params if isinstance(params, SamplingParams) else [params])
+
+
+def test_prompts_of_wrong_types_never_reach_the_engine(model: str) -> None:
+    ids: Any = np.array(tokenizer().encode("as ids", add_special=False))
+    with LLM(model) as llm:
+        assert texts(llm.generate([ids])) == ["as ids"]
+        wrong: list[Any] = [[1.5], 5, None, ["a", [2]]]
+        for prompt in wrong:
+            with pytest.raises(InvalidRequest, match="a text or a sequence of token ids"):
+                llm.generate(["fine", prompt])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_is_told_that_the_model_is_not_its_own(model: str) -> None:
+    with LLM(model) as llm:
+        child = os.fork()
+        if child == 0:
+            said = b""
+            with suppress(BaseException):
+                try:
+                    llm.generate("x")
+                except Unavailable as error:
+                    said = str(error).encode()
+                llm.close()
+            os._exit(b"forked" in said)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+        assert texts(llm.generate("still here")) == ["still here"]
 
 
 def test_chat(model: str) -> None:

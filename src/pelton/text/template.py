@@ -26,7 +26,8 @@ class Template:
         self._environment: minijinja.Environment | None = None
 
     def run(self, /, **inputs: Any) -> str:
-        """Render with these variables; one may be called `self`. Errors become `InvalidRequest`: they depend on the messages."""
+        """Render with these variables, whatever their names. Errors become `InvalidRequest`: they depend on the
+        messages."""
         import minijinja
 
         environment = self._environment or self._compile()
