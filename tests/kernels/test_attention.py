@@ -56,12 +56,14 @@ class Layer:
             num_blocks=num_blocks,
         )
 
-    def attend(self, cache: Any, q: F32, k: F32, v: F32, batch: Batch, threads: int = 1, isa: str = "") -> F32:
+    def attend(
+        self, cache: Any, q: F32, k: F32, v: F32, batch: Batch, threads: int = 1, isa: str = "", **place: int
+    ) -> F32:
         out = np.full((q.shape[0], self.heads * self.value_dim), np.nan, np.float32)
         _core.attend_alone(
             machine=machine(isa, threads),
             cache=cache,
-            slot=1,
+            **({"slot": 1} | place),
             q=np.ascontiguousarray(q),
             k=np.ascontiguousarray(k),
             v=np.ascontiguousarray(v),
@@ -250,6 +252,18 @@ def test_blocks_can_be_moved(kv_type: KVType) -> None:
     assert np.array_equal(out, expected[last])
     with pytest.raises(ValueError, match="not of that many blocks"):
         cache.write(tables[0], data)
+
+
+def test_repeats_go_on_in_the_next_layers() -> None:
+    layer = Layer()
+    tables = scattered([45])
+    work = *layer.inputs(45), batch_of([(0, 45)], tables)
+    repeated, by_hand = layer.cache(3), layer.cache(3)
+    out = layer.attend(repeated, *work, slot=1, repeat=2)
+    assert np.array_equal(layer.attend(by_hand, *work, slot=1), out)
+    assert repeated.read(tables[0]) != by_hand.read(tables[0])
+    layer.attend(by_hand, *work, slot=0)
+    assert repeated.read(tables[0]) == by_hand.read(tables[0])
 
 
 def test_sets_of_instructions_that_fuse_agree() -> None:

@@ -21,6 +21,9 @@ from pelton.bench.sampling import Sampling, measure_vocabulary
 from pelton.errors import ConfigError
 from pelton.formats.quants import WeightType
 
+TABLE_WIDTH = 120
+"""Also where the terminal is narrower, or a file: columns that are cut say nothing."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -81,11 +84,11 @@ def print_table(options: Options, limits: Limits, results: Sequence[Result], con
     isa = options.isa or _core.isas()[-1]
     table = Table(
         title=f"{isa}, {options.num_threads} thread(s); linear: K = {options.linear.columns}",
-        caption=f"limits: read {limits.read / 1e9:.1f} GB/s, int8 {limits.int8 / 1e9:.0f} GOP/s, "
-        f"float32 {limits.float32 / 1e9:.0f} GFLOP/s",
+        caption=f"limits: read {limits.read / 1e9:.1f} GB/s, int8 {limits.int8 / 1e9:.1f} GOP/s, "
+        f"float32 {limits.float32 / 1e9:.1f} GFLOP/s",
     )
     for name in ("op", "of", "rows", "time (ms)", "GB/s", "GOP/s", "limit", "share", "best"):
-        table.add_column(name, justify="left" if name in {"op", "of", "limit"} else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name in {"op", "of", "limit"} else "right")
     for r in results:
         table.add_row(
             r.op,
@@ -93,9 +96,10 @@ def print_table(options: Options, limits: Limits, results: Sequence[Result], con
             str(r.num_rows),
             f"{1e3 * r.seconds:.3f}",
             f"{r.bytes_per_second / 1e9:.1f}",
-            f"{r.operations_per_second / 1e9:.0f}" if r.operations_per_second else "-",
+            f"{r.operations_per_second / 1e9:.1f}" if r.operations_per_second else "-",
             r.limit,
             f"{100 * r.share:.0f} %",
             f"{100 * r.best_share:.0f} %",
         )
+    console.width = max(console.width, TABLE_WIDTH)
     console.print(table)

@@ -63,11 +63,6 @@ def measure(run: Callable[[], object], seconds: float) -> Times:
     return Times(statistics.median(times), min(times))
 
 
-def num_cores() -> int:
-    """As many threads as an engine starts unless it is told otherwise."""
-    return _core.Machine("", 0, False).num_threads
-
-
 def measure_read(isa: str, threads: Threads, num_bytes: int, seconds: float) -> float:
     """Bytes per second that all threads together read from memory, each a part of `num_bytes`."""
     core = _core.Limits(isa)

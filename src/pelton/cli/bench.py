@@ -12,20 +12,27 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from pelton import config
 from pelton.bench import serving
 
 
 def kernels(
-    isa: str, threads: int | None, ops: tuple[str, ...], types: tuple[str, ...], rows: tuple[int, ...], seconds: float
+    isa: str | None,
+    threads: int | None,
+    ops: tuple[str, ...],
+    types: tuple[str, ...],
+    rows: tuple[int, ...],
+    seconds: float,
 ) -> None:
     """Measure the ops that are named, or all, and print the table."""
     # Imported here: a load on a server that is elsewhere needs no compiled core.
     from pelton.bench import kernels as bench
     from pelton.bench.attention import Attention
-    from pelton.bench.limits import num_cores
     from pelton.bench.linear import Products
     from pelton.bench.sampling import Sampling
+    from pelton.engine.machine import num_cores
 
+    isa = config.load(isa=isa).engine.isa
     linear, attention, sampling = Products(num_rows=rows), Attention(), Sampling()
     if types:
         linear = replace(linear, types=bench.types_named(types, isa))
@@ -98,7 +105,8 @@ def _weight_bytes(weights: str) -> int:
 
 
 def _read_limit() -> float:
-    from pelton.bench.limits import READ_BYTES, Threads, measure_read, num_cores
+    from pelton.bench.limits import READ_BYTES, Threads, measure_read
+    from pelton.engine.machine import num_cores
 
     threads = Threads(num_cores())
     try:

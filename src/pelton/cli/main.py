@@ -168,7 +168,7 @@ def bench_kernels(
     """Measure each op beside what this machine's memory and arithmetic allow."""
     from pelton.cli import bench as command
 
-    command.kernels(isa or "", threads, ops, types, rows, seconds)
+    command.kernels(isa, threads, ops, types, rows, seconds)
 
 
 @bench.command("serve")
