@@ -33,7 +33,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queue: int = 256
     """Requests that may wait; one more is refused with 429."""
     prefix_cache: bool = True
-    profile: bool = False
 
 
 class HubConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +91,7 @@ def load(**overrides: Any) -> Config:
         hub["home"] = Path(home)
     if environment.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
         hub["offline"] = True
-    if endpoint := environment.get("HF_ENDPOINT"):
+    if (endpoint := environment.get("HF_ENDPOINT")) and "PELTON_HF_ENDPOINT" not in environment:
         hub["hf_endpoint"] = endpoint
     return Config(
         engine=_read(EngineConfig, environment, overrides),

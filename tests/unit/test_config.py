@@ -29,8 +29,10 @@ def test_the_hugging_face_variables_are_honoured(monkeypatch):
 def test_our_own_variables(monkeypatch):
     monkeypatch.setenv("PELTON_HOME", "/somewhere")
     monkeypatch.setenv("PELTON_OFFLINE", "true")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("PELTON_HF_ENDPOINT", "http://127.0.0.1:10")
     hub = config.load().hub
-    assert (hub.home, hub.offline) == (Path("/somewhere"), True)
+    assert (hub.home, hub.offline, hub.hf_endpoint) == (Path("/somewhere"), True, "http://127.0.0.1:10")
 
 
 def test_what_is_said_comes_before_the_environment(monkeypatch, tmp_path):

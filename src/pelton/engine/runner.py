@@ -52,7 +52,7 @@ class Runner:
         Raises FormatError, UnsupportedModel, ConfigError or InsufficientMemory before anything big is allocated.
         """
         model = load_model(checkpoint.open(path), config.context)
-        backend = find("cpu", BackendConfig(_num_threads(config), isa=config.isa or None, profile=config.profile))
+        backend = find("cpu", BackendConfig(_num_threads(config), isa=config.isa or None))
         spec = _spec(model, config)
         plan = _plan(backend, spec, config)
         log.info("%s: %s", path.name, plan)
