@@ -51,6 +51,7 @@ def test_chat(client, service):
         messages=[
             {"role": "system", "content": "Be kind."},
             {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+            {"role": "assistant", "content": "Yes?", "reasoning_content": "They greet."},
         ],
         temperature=0.5,
         top_p=0.9,
@@ -78,6 +79,7 @@ def test_chat(client, service):
     assert sampling.logit_bias == {5: -100}
     assert sampling.skip_special_tokens is False
     assert service.requests[0].messages[1].content == ({"type": "text", "text": "Hi"},)
+    assert service.requests[0].messages[2].reasoning_content == "They greet."
 
 
 def test_chat_stream(client):
@@ -177,6 +179,11 @@ def test_models(client):
         ({**CHAT, "logit_bias": {"05": 1}}, 400, "logit_bias"),
         ({**CHAT, "logit_bias": {"9" * 5000: 1}}, 400, "logit_bias"),
         ({**CHAT, "stream_options": {"include_usage": True}}, 400, "stream_options"),
+        ({**CHAT, "stream": True, "stream_options": {"continuous_usage_stats": True}}, 400, "stream_options"),
+        ({**CHAT, "messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, 400, "messages"),
+        ({**CHAT, "messages": [{"role": "assistant", "audio": {"id": "a"}}]}, 400, "messages"),
+        ({**CHAT, "chat_template": "{{ messages }}"}, 400, "chat_template"),
+        ({**CHAT, "cache_salt": "mine"}, 400, "cache_salt"),
         ({**CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
         ({**CHAT, "response_format": {"type": "json_object"}}, 400, "response_format"),
     ],

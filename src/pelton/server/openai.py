@@ -29,7 +29,7 @@ def routes(pool: Pool) -> list[Route]:
         request = Request(
             id=f"chatcmpl-{secrets.token_hex(12)}",
             model=body.model,
-            messages=tuple(_message(message) for message in body.messages),
+            messages=tuple(_message(i, message) for i, message in enumerate(body.messages)),
             sampling=_chat_sampling(body),
             add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
             continue_final_message=bool(body.continue_final_message),
@@ -67,7 +67,10 @@ def routes(pool: Pool) -> list[Route]:
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
-def _message(message: wire.WireMessage) -> Message:
+def _message(index: int, message: wire.WireMessage) -> Message:
+    for name in ("function_call", "audio"):
+        if getattr(message, name) is not None:
+            raise InvalidRequest(f"messages[{index}].{name} is not supported by this server", param="messages")
     content = tuple(message.content) if isinstance(message.content, list) else message.content
     return Message(
         role=message.role,
@@ -75,6 +78,7 @@ def _message(message: wire.WireMessage) -> Message:
         name=message.name,
         tool_calls=None if message.tool_calls is None else tuple(message.tool_calls),
         tool_call_id=message.tool_call_id,
+        reasoning_content=message.reasoning_content,
     )
 
 

@@ -37,6 +37,8 @@ class OpenAIReply(Generic[B]):
         self.is_stream = bool(body.stream)
         if body.stream_options is not None and not body.stream:
             raise InvalidRequest("stream_options needs stream: true", param="stream_options")
+        if body.stream_options is not None and body.stream_options.continuous_usage_stats:
+            raise InvalidRequest("continuous_usage_stats is not supported by this server", param="stream_options")
         self.wants_usage = body.stream_options is not None and body.stream_options.include_usage
         self.wants_logprobs = wants_logprobs
         self.ignored = _ignored(extras)

@@ -18,6 +18,8 @@ class StreamOptions(msgspec.Struct, frozen=True):
     """`stream_options`."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
+    """vLLM's; not offered."""
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +57,10 @@ class WireMessage(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    # not offered
+    function_call: Any = None
+    audio: Any = None
 
 
 class ChatRequest(SamplingFields, frozen=True, kw_only=True):
@@ -101,6 +107,12 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": _NOTHING,
     "bad_words": _NOTHING,
     "allowed_token_ids": _NOTHING,
+    "logits_processors": _NOTHING,
+    "prompt_embeds": _NOTHING,
+    "truncate_prompt_tokens": _NOTHING,
+    "cache_salt": _NOTHING,
+    "chat_template": _NOTHING,
+    "documents": _NOTHING,
 }
 """Known fields that Pelton does not offer, with their values that ask for nothing."""
 
