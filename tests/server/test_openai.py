@@ -94,6 +94,21 @@ def test_chat_stream(client):
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (True, False)),
+        ({"add_generation_prompt": False}, (False, False)),
+        ({"continue_final_message": True}, (False, True)),
+        ({"continue_final_message": True, "add_generation_prompt": True}, (True, True)),  # the template refuses it
+    ],
+)
+def test_what_stands_at_the_prompts_end(url, service, fields, expected):
+    post(url, {**CHAT, **fields})
+    request = service.requests[0]
+    assert (request.add_generation_prompt, request.continue_final_message) == expected
+
+
 def test_without_include_usage_no_chunk_has_usage(url):
     lines = events(post(url, {**CHAT, "stream": True}))
     assert lines[-1] == "[DONE]"

@@ -26,13 +26,14 @@ def routes(pool: Pool) -> list[Route]:
 
     async def chat(http: HTTPRequest) -> ASGIApp:
         body, extras = await read(http, wire.ChatRequest)
+        continues = bool(body.continue_final_message)
         request = Request(
             id=f"chatcmpl-{secrets.token_hex(12)}",
             model=body.model,
             messages=tuple(_message(i, message) for i, message in enumerate(body.messages)),
             sampling=_chat_sampling(body),
-            add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
-            continue_final_message=bool(body.continue_final_message),
+            add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
+            continue_final_message=continues,
             template_kwargs=body.chat_template_kwargs or {},
             user=body.user,
         )
