@@ -126,24 +126,25 @@ class Session:
         except asyncio.CancelledError:
             click.echo("\n[stopped]", err=True)
         except PeltonError as error:
-            self._messages.pop()
             click.echo(f"\npelton: {error.message}", err=True)
         finally:
             loop.remove_signal_handler(signal.SIGINT)
 
     async def answer(self, text: str) -> None:
-        """Stream the answer to `text` and add both to the conversation, also when it is stopped half way."""
-        self._messages.append(Message(role="user", content=text))
+        """Stream the answer to `text` and add both to the conversation, also when it is stopped half way. A question
+        without any answer is forgotten: many templates refuse two questions in a row."""
+        question = Message(role="user", content=text)
         service = await self._pool.get(self._model)
         request = Request(
             id=f"run-{secrets.token_hex(8)}",
             model=self._model,
-            messages=tuple(self._messages),
+            messages=(*self._messages, question),
             sampling=self._sampling,
         )
         pieces: list[str] = []
         start = time.perf_counter()
         first = 0.0
+        is_whole = False
         try:
             async with aclosing(await service.generate(request)) as events:
                 async for event in events:
@@ -156,10 +157,11 @@ class Session:
                         case TextFinish(reason="length"):
                             click.echo("\n[cut: the limit of tokens is reached]", err=True, nl=False)
                         case TextDone():
+                            is_whole = True
                             self._report(event, start, first)
         finally:
-            if pieces:
-                self._messages.append(Message(role="assistant", content="".join(pieces)))
+            if pieces or is_whole:
+                self._messages += [question, Message(role="assistant", content="".join(pieces))]
 
     def _report(self, done: TextDone, start: float, first: float) -> None:
         click.echo()
