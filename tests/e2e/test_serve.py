@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import httpx2 as httpx
 import openai
@@ -96,19 +98,18 @@ def test_an_engine_that_dies_costs_only_what_was_in_flight(server):
 def test_a_full_queue_says_so(tmp_path, smollm2):
     options = ("--max-sequences", "1", "--max-queue", "1", "--context", "1024")
     with serving(tmp_path, str(smollm2), "--served-name", "m", *options) as server:
-        running = stream(server, {**STORY, "max_tokens": 900})
+        running = stream(server, {**STORY, "max_tokens": 900, "ignore_eos": True})
         next(running)
-        waiting = threading.Thread(target=server.post, args=({**SHORT, "max_tokens": 1},), daemon=True)
-        waiting.start()
-        deadline = time.monotonic() + 20
-        while (answer := server.post({**SHORT, "max_tokens": 1}, timeout=30)).status_code != 429:
-            assert time.monotonic() < deadline, answer.text
-        assert int(answer.headers["retry-after"]) >= 1
-        assert answer.json()["error"]["type"] == "rate_limit_error"
-        assert "wait" in answer.json()["error"]["message"]
-        running.close()  # the client goes away: the one that waits runs
-        waiting.join(30)
-        assert not waiting.is_alive()
+        with ThreadPoolExecutor(4) as users:
+            asked = [users.submit(server.post, {**SHORT, "max_tokens": 1}) for _ in range(4)]
+            refused = [each.result() for each in itertools.islice(as_completed(asked), 3)]
+            running.close()  # the client goes away: the one that waits runs
+        for answer in refused:
+            assert answer.status_code == 429
+            assert int(answer.headers["retry-after"]) >= 1
+            assert answer.json()["error"]["type"] == "rate_limit_error"
+            assert "wait" in answer.json()["error"]["message"]
+        assert sorted(each.result().status_code for each in asked) == [200, 429, 429, 429]
 
 
 def test_a_signal_drains(tmp_path, smollm2):
