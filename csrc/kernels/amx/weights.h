@@ -8,8 +8,8 @@
 #pragma once
 
 #include "kernels/amx/fields.h"
-#include "kernels/amx/file_blocks.h"
 #include "kernels/amx/tiles.h"
+#include "kernels/portable/file_blocks.h"
 
 namespace pelton::amx {
 
@@ -89,17 +89,17 @@ inline void put_half(uint8_t* halves, int r, const uint8_t* from) { __builtin_me
 constexpr int kHalvesBytes = 2 * kRows;  // one binary16 value per row
 
 // Legacy types. Header: the scales of step 0..7, then their minimums.
-template <class File, int kCodeBits, int kOffset>
+template <class File, int kCodeBits>
 struct Legacy {
-    static constexpr bool kHasMinimum = kOffset == 0;
-    static constexpr int kBlockColumns = 32, kBlockBytes = File::kBytes;
+    static constexpr bool kHasMinimum = requires { File::kMinimum; };
+    static constexpr int kBlockColumns = File::kColumns, kBlockBytes = File::kBytes;
     static constexpr int kMinimums = kGroupSteps * kHalvesBytes;
     static constexpr int kHeaderBytes = (kHasMinimum ? 2 : 1) * kMinimums;
     static constexpr int kStepBytes = Fields<kCodeBits>::kBytes;
 
     static void pack(const uint8_t* block, int step, int r, uint8_t* header, uint8_t* fields) {
         uint8_t codes[kBlockColumns];
-        File::codes(block, codes);
+        File::codes(block, 0, codes);
         Fields<kCodeBits>::put(codes, r, fields);
         header += step % kGroupSteps * kHalvesBytes;
         put_half(header, r, block + File::kScale);
@@ -112,7 +112,7 @@ struct Legacy {
             if constexpr (kHasMinimum)
                 return Affine{scale, load_halves(header + kMinimums)};
             else
-                return Affine{scale, _mm512_mul_ps(scale, _mm512_set1_ps(-kOffset))};
+                return Affine{scale, _mm512_mul_ps(scale, _mm512_set1_ps(-File::kOffset))};
         };
         unpack_codes<kCodeBits, false>(fields, affine, tile);
     }
@@ -120,29 +120,28 @@ struct Legacy {
 
 // K-quants. Header: d (and dmin) of the group's rows, then the integer scales (and minimums), one vector of sixteen
 // rows per 256 / kScales columns.
-template <class File, int kCodeBits, int kScales, int kOffset>
+template <class File, int kCodeBits>
 struct KQuant {
-    static constexpr bool kHasMinimum = kOffset == 0;
-    static constexpr int kBlockColumns = 256, kBlockBytes = File::kBytes;
+    static constexpr bool kHasMinimum = requires { File::kMinimum; };
+    static constexpr int kScales = File::kScales;
+    static constexpr int kBlockColumns = File::kColumns, kBlockBytes = File::kBytes;
     static constexpr int kScalesAt = 2 * kHalvesBytes, kMinimumsAt = kScalesAt + kScales * kRows;
     static constexpr int kHeaderBytes = kMinimumsAt + (kHasMinimum ? kScales * kRows : 0);
     static constexpr int kStepBytes = Fields<kCodeBits>::kBytes;
     static constexpr int kStepScales = kScales / kGroupSteps;
 
     static void pack(const uint8_t* block, int, int r, uint8_t* header, uint8_t* fields) {
-        uint8_t codes[kBlockColumns], scales[kScales], minimums[kScales];
-        File::codes(block, codes);
-        for (int step = 0; step < kGroupSteps; step++)
-            Fields<kCodeBits>::put(codes + kStepColumns * step, r, fields + kStepBytes * step);
-        put_half(header, r, block + File::kScale);
-        if constexpr (kHasMinimum) {
-            File::scales(block, scales, minimums);
-            put_half(header + kHalvesBytes, r, block + File::kMinimum);
-            for (int i = 0; i < kScales; i++) header[kMinimumsAt + kRows * i + r] = minimums[i];
-        } else {
-            File::scales(block, scales);
+        uint8_t codes[kStepColumns];
+        for (int step = 0; step < kGroupSteps; step++) {
+            File::codes(block, step, codes);
+            Fields<kCodeBits>::put(codes, r, fields + kStepBytes * step);
         }
-        for (int i = 0; i < kScales; i++) header[kScalesAt + kRows * i + r] = scales[i];
+        put_half(header, r, block + File::kScale);
+        for (int i = 0; i < kScales; i++) header[kScalesAt + kRows * i + r] = File::scale(block, i);
+        if constexpr (kHasMinimum) {
+            put_half(header + kHalvesBytes, r, block + File::kMinimum);
+            for (int i = 0; i < kScales; i++) header[kMinimumsAt + kRows * i + r] = File::minimum(block, i);
+        }
     }
     [[gnu::always_inline]] static void unpack(const uint8_t* header, const uint8_t* fields, int step, uint16_t* tile) {
         const int first = step % kGroupSteps * kStepScales * kRows;
@@ -155,7 +154,7 @@ struct KQuant {
                               _mm512_fnmadd_ps(dmin, load_unsigned(header + kMinimumsAt + at), zero)};
             } else {
                 const __m512 scale = _mm512_mul_ps(d, load_signed(header + kScalesAt + at));
-                return Affine{scale, _mm512_mul_ps(scale, _mm512_set1_ps(-kOffset))};
+                return Affine{scale, _mm512_mul_ps(scale, _mm512_set1_ps(-File::kOffset))};
             }
         };
         unpack_codes<kCodeBits, kStepScales == 2>(fields, affine, tile);
@@ -180,15 +179,15 @@ struct Float16 : Wide {
     }
 };
 
-using Q4_0 = Legacy<FileQ4_0, 4, 8>;
-using Q4_1 = Legacy<FileQ4_1, 4, 0>;
-using Q5_0 = Legacy<FileQ5_0, 5, 16>;
-using Q5_1 = Legacy<FileQ5_1, 5, 0>;
-using Q8_0 = Legacy<FileQ8_0, 8, 128>;
-using Q2_K = KQuant<FileQ2_K, 2, 16, 0>;
-using Q3_K = KQuant<FileQ3_K, 3, 16, 4>;
-using Q4_K = KQuant<FileQ4_K, 4, 8, 0>;
-using Q5_K = KQuant<FileQ5_K, 5, 8, 0>;
-using Q6_K = KQuant<FileQ6_K, 6, 16, 32>;
+using Q4_0 = Legacy<FileQ4_0, 4>;
+using Q4_1 = Legacy<FileQ4_1, 4>;
+using Q5_0 = Legacy<FileQ5_0, 5>;
+using Q5_1 = Legacy<FileQ5_1, 5>;
+using Q8_0 = Legacy<FileQ8_0, 8>;
+using Q2_K = KQuant<FileQ2_K, 2>;
+using Q3_K = KQuant<FileQ3_K, 3>;
+using Q4_K = KQuant<FileQ4_K, 4>;
+using Q5_K = KQuant<FileQ5_K, 5>;
+using Q6_K = KQuant<FileQ6_K, 6>;
 
 }  // namespace pelton::amx

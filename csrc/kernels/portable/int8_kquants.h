@@ -9,16 +9,8 @@
 
 namespace pelton::PELTON_ISA {
 
-// Byte i of a run of `width` file bytes holds bits of values i, i + width, i + 2 width, ...: block j's 32 values.
-inline void split_pairs(const uint8_t* file, int j, uint8_t* q) {
-    for (int i = 0; i < 32; i++) q[i] = file[32 * (j / 4) + i] >> (2 * (j % 4)) & 3;
-}
-inline void add_bits(const uint8_t* file, int j, int to, uint8_t* q) {
-    for (int i = 0; i < 32; i++) q[i] |= (uint8_t)((file[i] >> j & 1) << to);
-}
-
 struct Q2_K {
-    static constexpr int kFileColumns = 256, kFileBytes = 84;
+    using File = FileQ2_K;
     static constexpr int kGroupHeader = 2 * kHalves, kBlockHeader = 2 * kTileRows, kPlanes = 2 * kPlane;
     struct Weights {
         Bytes w[8];
@@ -51,12 +43,12 @@ struct Q2_K {
     }
     PELTON_INLINE static void pack(const uint8_t* file, int j, int r, MutableBlock b) {
         uint8_t q[32];
-        split_pairs(file + 16, j, q);
+        File::codes(file, j, q);
         put_pairs<0>(q, r, b.planes);
-        put_half(b.group, r, file + 80);
-        put_half(b.group + kHalves, r, file + 82);
-        b.header[r] = file[2 * j];
-        b.header[kTileRows + r] = file[2 * j + 1];
+        put_half(b.group, r, file + File::kScale);
+        put_half(b.group + kHalves, r, file + File::kMinimum);
+        for (int h = 0; h < 2; h++)
+            b.header[h * kTileRows + r] = (uint8_t)(File::scale(file, 2 * j + h) | File::minimum(file, 2 * j + h) << 4);
     }
     PELTON_INLINE static void dequantize(Block b, int r, float* out) {
         for (int k = 0; k < 32; k++) {
@@ -90,7 +82,7 @@ PELTON_INLINE VecF add_signed_halves(const SignedHalves& w, const int8_t* x, con
 }
 
 struct Q3_K {
-    static constexpr int kFileColumns = 256, kFileBytes = 110;
+    using File = FileQ3_K;
     static constexpr int kGroupHeader = kHalves, kBlockHeader = 2 * kTileRows, kPlanes = 3 * kPlane;
     using Weights = SignedHalves;
     PELTON_INLINE static Weights unpack(Block b, int part) {
@@ -109,19 +101,13 @@ struct Q3_K {
     PELTON_INLINE static VecF accumulate(const Weights& w, const int8_t* x, const BlockInfo& info, VecF sum) {
         return add_signed_halves<4>(w, x, info, sum);
     }
-    // Scale i of a super-block: low nibbles in bytes 0 to 7, two top bits in bytes 8 to 11, less 32.
-    PELTON_INLINE static int file_scale(const uint8_t* scales, int i) {
-        const int low = i < 8 ? scales[i] & 15 : scales[i - 8] >> 4;
-        return (low | (scales[8 + i % 4] >> (2 * (i / 4)) & 3) << 4) - 32;
-    }
     PELTON_INLINE static void pack(const uint8_t* file, int j, int r, MutableBlock b) {
         uint8_t q[32];
-        split_pairs(file + 32, j, q);
-        add_bits(file, j, 2, q);
+        File::codes(file, j, q);
         put_pairs<0>(q, r, b.planes);
         put_bits<2>(q, r, b.planes + 2 * kPlane);
-        put_half(b.group, r, file + 108);
-        for (int h = 0; h < 2; h++) b.header[h * kTileRows + r] = (uint8_t)file_scale(file + 96, 2 * j + h);
+        put_half(b.group, r, file + File::kScale);
+        for (int h = 0; h < 2; h++) b.header[h * kTileRows + r] = File::scale(file, 2 * j + h);
     }
     PELTON_INLINE static void dequantize(Block b, int r, float* out) {
         for (int k = 0; k < 32; k++) {
@@ -132,7 +118,7 @@ struct Q3_K {
 };
 
 struct Q6_K {
-    static constexpr int kFileColumns = 256, kFileBytes = 210;
+    using File = FileQ6_K;
     static constexpr int kGroupHeader = kHalves, kBlockHeader = 2 * kTileRows, kPlanes = 6 * kPlane;
     using Weights = SignedHalves;
     PELTON_INLINE static Weights unpack(Block b, int part) {
@@ -154,14 +140,11 @@ struct Q6_K {
     }
     PELTON_INLINE static void pack(const uint8_t* file, int j, int r, MutableBlock b) {
         uint8_t q[32];
-        const uint8_t* low = file + 64 * (j / 4) + 32 * (j % 2);
-        const uint8_t* high = file + 128 + 32 * (j / 4);
-        for (int i = 0; i < 32; i++)
-            q[i] = (uint8_t)((low[i] >> (j % 4 / 2 * 4) & 15) | (high[i] >> (2 * (j % 4)) & 3) << 4);
+        File::codes(file, j, q);
         put_nibbles(q, r, b.planes);
         put_pairs<4>(q, r, b.planes + 4 * kPlane);
-        put_half(b.group, r, file + 208);
-        for (int h = 0; h < 2; h++) b.header[h * kTileRows + r] = file[192 + 2 * j + h];
+        put_half(b.group, r, file + File::kScale);
+        for (int h = 0; h < 2; h++) b.header[h * kTileRows + r] = File::scale(file, 2 * j + h);
     }
     PELTON_INLINE static void dequantize(Block b, int r, float* out) {
         for (int k = 0; k < 32; k++) {
@@ -171,16 +154,8 @@ struct Q6_K {
     }
 };
 
-// Scale and minimum of block j out of twelve bytes (Q4_K, Q5_K): six bits each, the last four's top bits apart.
-inline void put_scale_and_minimum(const uint8_t* file, int j, int r, uint8_t* header) {
-    const int scale = j < 4 ? file[j] & 63 : (file[j + 4] & 15) | file[j - 4] >> 6 << 4;
-    const int minimum = j < 4 ? file[j + 4] & 63 : file[j + 4] >> 4 | file[j] >> 6 << 4;
-    header[r] = (uint8_t)scale;
-    header[kTileRows + r] = (uint8_t)minimum;
-}
-
 struct Q4_K {
-    static constexpr int kFileColumns = 256, kFileBytes = 144;
+    using File = FileQ4_K;
     static constexpr int kGroupHeader = 2 * kHalves, kBlockHeader = 2 * kTileRows, kPlanes = 4 * kPlane;
     struct Weights {
         Quants q;
@@ -200,11 +175,12 @@ struct Q4_K {
     }
     PELTON_INLINE static void pack(const uint8_t* file, int j, int r, MutableBlock b) {
         uint8_t q[32];
-        for (int i = 0; i < 32; i++) q[i] = file[16 + 32 * (j / 2) + i] >> (j % 2 * 4) & 15;
+        File::codes(file, j, q);
         put_nibbles(q, r, b.planes);
-        put_half(b.group, r, file);
-        put_half(b.group + kHalves, r, file + 2);
-        put_scale_and_minimum(file + 4, j, r, b.header);
+        put_half(b.group, r, file + File::kScale);
+        put_half(b.group + kHalves, r, file + File::kMinimum);
+        b.header[r] = File::scale(file, j);
+        b.header[kTileRows + r] = File::minimum(file, j);
     }
     PELTON_INLINE static void dequantize(Block b, int r, float* out) {
         const float scale = get_half(b.group, r) * (float)b.header[r];
@@ -214,7 +190,7 @@ struct Q4_K {
 };
 
 struct Q5_K {
-    static constexpr int kFileColumns = 256, kFileBytes = 176;
+    using File = FileQ5_K;
     static constexpr int kGroupHeader = 2 * kHalves, kBlockHeader = 2 * kTileRows, kPlanes = 5 * kPlane;
     using Weights = Q4_K::Weights;
     PELTON_INLINE static Weights unpack(Block b, int part) {
@@ -227,13 +203,13 @@ struct Q5_K {
     }
     PELTON_INLINE static void pack(const uint8_t* file, int j, int r, MutableBlock b) {
         uint8_t q[32];
-        for (int i = 0; i < 32; i++) q[i] = file[48 + 32 * (j / 2) + i] >> (j % 2 * 4) & 15;
-        add_bits(file + 16, j, 4, q);
+        File::codes(file, j, q);
         put_nibbles(q, r, b.planes);
         put_bits<4>(q, r, b.planes + 4 * kPlane);
-        put_half(b.group, r, file);
-        put_half(b.group + kHalves, r, file + 2);
-        put_scale_and_minimum(file + 4, j, r, b.header);
+        put_half(b.group, r, file + File::kScale);
+        put_half(b.group + kHalves, r, file + File::kMinimum);
+        b.header[r] = File::scale(file, j);
+        b.header[kTileRows + r] = File::minimum(file, j);
     }
     PELTON_INLINE static void dequantize(Block b, int r, float* out) {
         const float scale = get_half(b.group, r) * (float)b.header[r];

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/portable/dot.h"
+#include "kernels/portable/file_blocks.h"
 #include "kernels/portable/int8_activations.h"
 #include "kernels/portable/int8_planes.h"
 
@@ -54,18 +55,8 @@ PELTON_INLINE void unpack_bits(Bytes plane, Quants& out) {
     }
 }
 
-PELTON_INLINE void split_nibbles(const uint8_t* file, uint8_t* q) {
-    for (int i = 0; i < 16; i++) {
-        q[i] = file[i] & 15;
-        q[i + 16] = file[i] >> 4;
-    }
-}
-PELTON_INLINE void add_fifth_bits(uint32_t bits, uint8_t* q) {
-    for (int i = 0; i < 32; i++) q[i] |= (bits >> i & 1) << 4;
-}
-
 struct Q4_0 {
-    static constexpr int kFileColumns = 32, kFileBytes = 18;
+    using File = FileQ4_0;
     static constexpr int kGroupHeader = 0, kBlockHeader = kHalves, kPlanes = 4 * kPlane;
     struct Weights {
         Quants q;
@@ -80,9 +71,9 @@ struct Q4_0 {
     }
     PELTON_INLINE static void pack(const uint8_t* file, int j, int r, MutableBlock b) {
         uint8_t q[32];
-        file += j * kFileBytes;
-        split_nibbles(file + 2, q);
-        put_half(b.header, r, file);
+        file += j * File::kBytes;
+        File::codes(file, 0, q);
+        put_half(b.header, r, file + File::kScale);
         put_nibbles(q, r, b.planes);
     }
     PELTON_INLINE static void dequantize(Block b, int r, float* out) {
@@ -91,7 +82,7 @@ struct Q4_0 {
 };
 
 struct Q4_1 {
-    static constexpr int kFileColumns = 32, kFileBytes = 20;
+    using File = FileQ4_1;
     static constexpr int kGroupHeader = 0, kBlockHeader = 2 * kHalves, kPlanes = 4 * kPlane;
     struct Weights {
         Quants q;
@@ -107,10 +98,10 @@ struct Q4_1 {
     }
     PELTON_INLINE static void pack(const uint8_t* file, int j, int r, MutableBlock b) {
         uint8_t q[32];
-        file += j * kFileBytes;
-        split_nibbles(file + 4, q);
-        put_half(b.header, r, file);
-        put_half(b.header + kHalves, r, file + 2);
+        file += j * File::kBytes;
+        File::codes(file, 0, q);
+        put_half(b.header, r, file + File::kScale);
+        put_half(b.header + kHalves, r, file + File::kMinimum);
         put_nibbles(q, r, b.planes);
     }
     PELTON_INLINE static void dequantize(Block b, int r, float* out) {
@@ -120,7 +111,7 @@ struct Q4_1 {
 };
 
 struct Q5_0 {
-    static constexpr int kFileColumns = 32, kFileBytes = 22;
+    using File = FileQ5_0;
     static constexpr int kGroupHeader = 0, kBlockHeader = kHalves, kPlanes = 5 * kPlane;
     using Weights = Q4_0::Weights;
     PELTON_INLINE static Weights unpack(Block b, int part) {
@@ -135,10 +126,9 @@ struct Q5_0 {
     }
     PELTON_INLINE static void pack(const uint8_t* file, int j, int r, MutableBlock b) {
         uint8_t q[32];
-        file += j * kFileBytes;
-        split_nibbles(file + 6, q);
-        add_fifth_bits(load_as<uint32_t>(file + 2), q);
-        put_half(b.header, r, file);
+        file += j * File::kBytes;
+        File::codes(file, 0, q);
+        put_half(b.header, r, file + File::kScale);
         put_nibbles(q, r, b.planes);
         put_bits<4>(q, r, b.planes + 4 * kPlane);
     }
@@ -151,7 +141,7 @@ struct Q5_0 {
 };
 
 struct Q5_1 {
-    static constexpr int kFileColumns = 32, kFileBytes = 24;
+    using File = FileQ5_1;
     static constexpr int kGroupHeader = 0, kBlockHeader = 2 * kHalves, kPlanes = 5 * kPlane;
     using Weights = Q4_1::Weights;
     PELTON_INLINE static Weights unpack(Block b, int part) {
@@ -166,11 +156,10 @@ struct Q5_1 {
     }
     PELTON_INLINE static void pack(const uint8_t* file, int j, int r, MutableBlock b) {
         uint8_t q[32];
-        file += j * kFileBytes;
-        split_nibbles(file + 8, q);
-        add_fifth_bits(load_as<uint32_t>(file + 4), q);
-        put_half(b.header, r, file);
-        put_half(b.header + kHalves, r, file + 2);
+        file += j * File::kBytes;
+        File::codes(file, 0, q);
+        put_half(b.header, r, file + File::kScale);
+        put_half(b.header + kHalves, r, file + File::kMinimum);
         put_nibbles(q, r, b.planes);
         put_bits<4>(q, r, b.planes + 4 * kPlane);
     }
@@ -184,7 +173,7 @@ struct Q5_1 {
 };
 
 struct Q8_0 {
-    static constexpr int kFileColumns = 32, kFileBytes = 34;
+    using File = FileQ8_0;
     static constexpr int kGroupHeader = 0, kBlockHeader = kHalves, kPlanes = 8 * kPlane;
     struct Weights {
         SignedBytes w[8];
@@ -201,9 +190,9 @@ struct Q8_0 {
         return fused(product, w.scale * splat(info.scale), sum);
     }
     PELTON_INLINE static void pack(const uint8_t* file, int j, int r, MutableBlock b) {
-        file += j * kFileBytes;
-        put_half(b.header, r, file);
-        put_bytes(file + 2, r, b.planes);
+        file += j * File::kBytes;
+        put_half(b.header, r, file + File::kScale);
+        put_bytes(file + File::kValues, r, b.planes);
     }
     PELTON_INLINE static void dequantize(Block b, int r, float* out) {
         for (int k = 0; k < 32; k++) out[k] = get_half(b.header, r) * (float)(int8_t)get_byte(b.planes, r, k);

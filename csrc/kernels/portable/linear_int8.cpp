@@ -56,7 +56,7 @@ size_t tile_bytes(int K) {
 template <class Type>
 void pack(const uint8_t* const* rows, int num_rows, int K, uint8_t* tile) {
     const int num_blocks = K / kBlock;
-    const size_t file_group = (size_t)Type::kFileBytes * (kGroupBlocks * kBlock / Type::kFileColumns);
+    const size_t file_group = (size_t)Type::File::kBytes * (kGroupBlocks * kBlock / Type::File::kColumns);
     __builtin_memset(tile, 0, tile_bytes<Type>(K));
     for (int g = 0; g * kGroupBlocks < num_blocks; g++) {
         uint8_t* group = tile + (size_t)g * Tile<Type>::kGroupBytes;
