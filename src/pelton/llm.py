@@ -8,6 +8,7 @@ import os
 import secrets
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from types import TracebackType
@@ -98,6 +99,7 @@ class LLM:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"pelton {model}", daemon=True)
         self._thread.start()
+        self._end = weakref.finalize(self, _end, self._pid, self._pool, self._loop, self._thread)
         try:
             with _Bar(sys.stderr.isatty()) as bar:
                 self._service: Service = self._run(self._pool.load(model, bar.report))
@@ -146,13 +148,9 @@ class LLM:
         return self._answer(fields, sampling_params, use_tqdm)
 
     def close(self) -> None:
-        """End the engine and give its memory back. May be called twice."""
-        if self._loop.is_closed() or os.getpid() != self._pid:
-            return
-        self._run(self._pool.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        """End the engine and give its memory back. May be called twice. What is not closed is closed when nothing
+        refers to it any more, or when the program ends."""
+        self._end()
 
     def __enter__(self) -> LLM:
         return self
@@ -175,7 +173,7 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         shows_progress: bool,
     ) -> list[Result]:
-        if self._loop.is_closed():
+        if not self._end.alive:
             raise Unavailable("this LLM has been closed")
         if os.getpid() != self._pid:  # a fork has no threads: it would wait for ever
             raise Unavailable("this LLM belongs to the process that this one was forked from: make one after the fork")
@@ -211,6 +209,27 @@ class LLM:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _end(pid: int, pool: Pool, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    """Close the pool, then the event loop and its thread."""
+    if os.getpid() != pid:  # a fork has neither
+        return
+    closing = asyncio.run_coroutine_threadsafe(_close(pool), loop)
+    closing.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
+    if threading.current_thread() is not thread:  # it is, where that thread was the one to find the garbage
+        thread.join()
+        loop.close()
+
+
+async def _close(pool: Pool) -> None:
+    """Close the pool, and let calls under way in other threads hear of it."""
+    await pool.close()
+    if calls := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(calls, timeout=1.0)
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls, timeout=1.0)
 
 
 async def _fold(service: Service, request: Request) -> Result:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import gc
 import io
 import os
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -155,6 +157,36 @@ def test_closing(model: str) -> None:
     with pytest.raises(ModelNotFound):
         LLM(model + "x.gguf")
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("pelton /")]
+
+
+def test_what_is_not_closed_is_closed_when_it_is_forgotten(model: str) -> None:
+    llm = LLM(model)
+    assert texts(llm.generate("x")) == ["x"]
+    del llm
+    gc.collect()
+    assert Client.made[0].is_closed
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("pelton /")]
+
+
+def test_closing_ends_the_calls_of_other_threads(model: str) -> None:
+    llm = LLM(model)
+    Client.made[0].hangs = True
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            llm.generate("x")
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    while not Client.made[0].num_open:
+        time.sleep(0.001)
+    llm.close()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert raised
 
 
 class Terminal(io.StringIO):
