@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import pty
 import resource
 import select
@@ -65,6 +66,19 @@ def test_errors_are_one_line_that_says_what(tmp_path, args, says):
     assert says in out.stderr
     assert "Traceback" not in out.stderr
     assert out.stderr.strip().splitlines()[-1].startswith("pelton: ")
+
+
+def test_an_address_that_cannot_be_had(tmp_path, smollm2):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for args, says in (
+            (("--port", port), f"cannot listen on 127.0.0.1, port {port}: Address already in use"),
+            (("--host", "nonsense..x", "--port", "0"), "cannot listen on nonsense..x, port 0: "),
+        ):
+            out = pelton(tmp_path, "serve", str(smollm2), *args)
+            assert out.returncode == 1
+            assert "Traceback" not in out.stderr
+            assert f"pelton: {says}" in out.stderr
 
 
 def test_a_damaged_file_is_refused_by_name(tmp_path, smollm2):

@@ -19,7 +19,7 @@ def serve(model: str, *, served_name: str | None, **options: Any) -> None:
 
 
 async def _serve(model: str, served_name: str | None, settings: config.Config) -> None:
-    """The model loads while the server's modules do; the port opens when the model is ready."""
+    """The model loads while the server's modules do; the port is taken at once and opens when the model is ready."""
     from pelton.cli.progress import Display
     from pelton.pool import Pool
 
@@ -28,12 +28,13 @@ async def _serve(model: str, served_name: str | None, settings: config.Config) -
         with Display() as display:
             loading = asyncio.ensure_future(pool.load(model, display, name=served_name))
             app = await asyncio.to_thread(importlib.import_module, "pelton.server.app")
+            bound = app.bind(settings.server)
             service = await loading
-        host = settings.server.host
+        host = f"[{settings.server.host}]" if ":" in settings.server.host else settings.server.host
 
         def announce(port: int) -> None:
             click.echo(f"{service.name} is ready at http://{host}:{port}", err=True)
 
-        await app.serve(pool, settings.server, announce)
+        await app.serve(pool, settings.server, bound, announce)
     finally:
         await pool.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 from collections.abc import Callable
 from types import FrameType
 
@@ -17,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from pelton.config import ServerConfig
-from pelton.errors import InternalError, InvalidRequest, Overloaded, PeltonError
+from pelton.errors import ConfigError, InternalError, InvalidRequest, Overloaded, PeltonError
 from pelton.pool import Pool
 from pelton.server import openai
 from pelton.server.guard import Guard
@@ -25,6 +26,9 @@ from pelton.server.openai_reply import error_body
 from pelton.server.wire import JSON
 
 log = logging.getLogger("pelton.server")
+
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
 
 
 class NotFound(InvalidRequest):
@@ -87,6 +91,7 @@ class _Server(uvicorn.Server):
             guard,
             host=config.host,
             port=config.port,
+            backlog=BACKLOG,
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -120,15 +125,45 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-async def serve(pool: Pool, config: ServerConfig, on_ready: Callable[[int], None] = lambda port: None) -> None:
-    """Serve until a signal ends it, then close the pool. `on_ready` gets the port once it answers."""
+def bind(config: ServerConfig) -> socket.socket:
+    """A socket at the configured address, not open yet. Raises `ConfigError` where the address cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise _cannot_listen(config, error) from None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise _cannot_listen(config, error) from None
+    return bound
+
+
+def _cannot_listen(config: ServerConfig, error: Exception) -> ConfigError:
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return ConfigError(f"cannot listen on {config.host}, port {config.port}: {reason}", param="port")
+
+
+async def serve(
+    pool: Pool, config: ServerConfig, bound: socket.socket, on_ready: Callable[[int], None] = lambda port: None
+) -> None:
+    """Serve until a signal ends it, then close the pool. `bound` is what `bind` gave; `on_ready` gets the port once
+    it answers."""
+    try:
+        bound.listen(BACKLOG)
+    except OSError as error:  # taken since it was bound
+        raise _cannot_listen(config, error) from None
     server = _Server(build(pool, config), pool, config)
-    running = asyncio.ensure_future(server.serve())
+    running = asyncio.ensure_future(server.serve(sockets=[bound]))
     try:
         while not server.started and not running.done():
             await asyncio.sleep(0.005)
         if server.started:
-            on_ready(server.servers[0].sockets[0].getsockname()[1])
+            on_ready(bound.getsockname()[1])
         await running
     finally:
         await pool.close()
