@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
 import pty
 import resource
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -66,6 +66,24 @@ def test_errors_are_one_line_that_says_what(tmp_path, args, says):
     assert says in out.stderr
     assert "Traceback" not in out.stderr
     assert out.stderr.strip().splitlines()[-1].startswith("pelton: ")
+
+
+def test_outputs_that_take_no_text(tmp_path, smollm2):
+    """A closed one, a full disk, a reader that leaves, and an encoding without the answer's characters."""
+    run = f"{' '.join(PELTON)} run {smollm2} 'Say: 🦙🦙🦙' --temperature 0 --max-tokens 8"
+    for command, status, said in (
+        (f"{run} >&-", 0, ""),
+        (f"{run} > /dev/full", None, "pelton: [Errno 28] No space left on device"),
+        (f"{run} | head -c 1", 0, ""),
+        (f"PYTHONIOENCODING=ascii {run}", 0, ""),
+        (f"printf '\\377 Say hi' | PYTHONIOENCODING=utf-8:strict {run.replace('Say: 🦙🦙🦙', '')}", 0, ""),
+    ):
+        out = subprocess.run(
+            ["bash", "-c", command], env=environment(tmp_path), capture_output=True, errors="replace", check=False
+        )
+        assert status in (None, out.returncode), command
+        assert "Traceback" not in out.stderr
+        assert said in out.stderr
 
 
 def test_an_address_that_cannot_be_had(tmp_path, smollm2):

@@ -158,6 +158,8 @@ def test_template_arguments_and_continued_messages() -> None:
         template("chatml").render(CHATS["one"], continue_final_message=True)
     with pytest.raises(InvalidRequest, match="'messages' is already taken"):
         template("chatml").render(CHATS["one"], template_kwargs={"messages": []})
+    with pytest.raises(InvalidRequest, match=r"U\+D800 stands alone"):
+        template("chatml").render((Message(role="user", content="a\ud800"),))
     render = template("chatml").render
     for name in ("self", "template", "name", "inputs", ""):  # a template may read any name
         assert render(CHATS["one"], template_kwargs={name: 1}) == render(CHATS["one"])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,15 +19,32 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 class Group(click.Group):
-    """Prints Pelton's own errors as one line, without a traceback."""
+    """Prints Pelton's own errors and the operating system's (a full disk, a forbidden folder) as one line, without a
+    traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a subcommand."""
+        _mend_streams()
         try:
             return super().invoke(ctx)
         except PeltonError as error:
             click.echo(f"pelton: {error.message}", err=True)
             ctx.exit(1)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # click knows: whoever read the output has gone
+                raise
+            click.echo(f"pelton: {error}", err=True)
+            ctx.exit(1)
+
+
+def _mend_streams() -> None:
+    """A character that the terminal's encoding lacks is replaced, and a stream that the caller has closed is empty."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:

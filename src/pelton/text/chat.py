@@ -85,7 +85,9 @@ class ChatTemplate:
         }
         fixed: dict[str, Any] = {key: text for key, text in self._special.items() if key not in template_kwargs}
         fixed |= {"documents": None, "add_generation_prompt": add_generation_prompt}
-        private = private_characters("".join(strings(inputs)) + template.source)
+        given = "".join(strings(inputs))
+        _check_unicode(given)  # minijinja would replace what is not
+        private = private_characters(given + template.source)
         tag = next(private) + " "
         if continue_final_message:
             inputs["messages"][-1] = _with_suffix(inputs["messages"][-1], tag)
@@ -110,6 +112,14 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"chat template argument {min(taken)!r} is already taken", param="chat_template_kwargs"
             )
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = f"the messages are not Unicode: U+{ord(text[error.start]):04X} stands alone in them"
+        raise InvalidRequest(message, param="messages") from None
 
 
 def _with_suffix(message: dict[str, Any], suffix: str) -> dict[str, Any]:
