@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from urllib.parse import urlsplit
 
 import httpx2 as httpx
@@ -13,6 +14,8 @@ import openai
 import pytest
 
 from pelton.errors import ContextLengthExceeded, Overloaded
+from pelton.request import TextDelta, TextEvent
+from pelton.server import answer
 from tests.server.scripted import ScriptedService, serving
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -268,6 +271,38 @@ def test_a_client_that_goes_away_ends_its_request(service, url, stream):
         time.sleep(0.01)
     assert service.num_open == 0
     assert service.num_ended == 0
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_requests_of_an_answer_that_does_not_begin_are_given_up(refused):
+    kept, closed = [], []
+
+    async def stream() -> AsyncGenerator[TextEvent, None]:
+        try:
+            yield TextDelta(choice=0, text="")
+            yield TextDelta(choice=0, text="never read")
+        finally:
+            closed.append(True)
+
+    async def accepted() -> AsyncGenerator[TextEvent, None]:
+        kept.append(stream())  # so that forgetting it does not close it
+        await anext(kept[0])
+        return kept[0]
+
+    async def late() -> AsyncGenerator[TextEvent, None]:
+        await asyncio.sleep(0.01)
+        if refused:
+            raise Overloaded("no")
+        await asyncio.sleep(3600)
+        return stream()
+
+    async def main() -> None:
+        with pytest.raises(Overloaded if refused else TimeoutError):
+            async with asyncio.timeout(0.05):
+                await answer._start([accepted(), late()])
+        assert closed == [True]
+
+    asyncio.run(main())
 
 
 def test_unknown_routes_and_methods(url):

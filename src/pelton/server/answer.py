@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import logging
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,6 +16,8 @@ from pelton.errors import InternalError, PeltonError
 from pelton.pool import Pool
 from pelton.request import Request, TextDelta, TextDone, TextEvent, TextFinish, TokenText, Usage
 from pelton.server.wire import JSON, EventStream, unless_gone
+
+log = logging.getLogger("pelton.server")
 
 TextStream = AsyncGenerator[TextEvent, None]
 IndexedStream = AsyncGenerator[tuple[int, TextEvent], None]
@@ -71,25 +74,38 @@ async def answer(pool: Pool, http: HTTPRequest, reply: Reply, requests: Sequence
     events = _merge(streams, reply.num_choices)
     count = len(requests) * reply.num_choices
     if not reply.is_stream:
-        return JSON(await unless_gone(http, _fold(reply, events, count)))
+        try:
+            return JSON(await unless_gone(http, _fold(reply, events, count)))
+        finally:
+            await _close(streams)
     chunks = _chunks(reply, events, count)
-    return EventStream(chunks, lambda error: reply.failure(_known(error)))
+    return EventStream(chunks, lambda error: reply.failure(_known(error)), lambda: _close(streams))
 
 
 def _known(error: Exception) -> PeltonError:
-    return error if isinstance(error, PeltonError) else InternalError("the server failed while it answered")
+    if isinstance(error, PeltonError):
+        return error
+    log.error("an answer failed inside the server", exc_info=error)
+    return InternalError("the server failed while it answered; its log says why")
 
 
-async def _start(starting: Sequence[Any]) -> list[TextStream]:
-    """Await every request's acceptance; if one is refused, the others are given up."""
-    results: list[TextStream | BaseException] = await asyncio.gather(*starting, return_exceptions=True)
-    streams = [result for result in results if not isinstance(result, BaseException)]
-    for failed in results:
-        if isinstance(failed, BaseException):
-            for stream in streams:
-                await stream.aclose()
-            raise failed
-    return streams
+async def _start(starting: Sequence[Coroutine[Any, Any, TextStream]]) -> list[TextStream]:
+    """Await every request's acceptance; if one is refused, or the client goes away, the others are given up."""
+    tasks = [asyncio.create_task(each) for each in starting]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        await _close([result for result in results if not isinstance(result, BaseException)])
+        raise
+
+
+async def _close(streams: Sequence[TextStream]) -> None:
+    """Give up what has not ended, also where nobody has begun to read it."""
+    for stream in streams:
+        await stream.aclose()
 
 
 async def _merge(streams: Sequence[TextStream], num_choices: int) -> IndexedStream:

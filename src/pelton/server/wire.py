@@ -78,12 +78,18 @@ class EventStream:
     """An ASGI answer that streams `chunks` and stops them when the client goes away.
 
     The status line leaves with the first chunk: whatever could be wrong with the request has been answered before.
-    `failure` turns an exception in mid-stream into the last event.
+    `failure` turns an exception in mid-stream into the last event; `close` is awaited when all is over.
     """
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None], failure: Callable[[Exception], bytes]) -> None:
+    def __init__(
+        self,
+        chunks: AsyncGenerator[bytes, None],
+        failure: Callable[[Exception], bytes],
+        close: Callable[[], Awaitable[None]],
+    ) -> None:
         self._chunks = chunks
         self._failure = failure
+        self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the answer (ASGI)."""
@@ -93,6 +99,7 @@ class EventStream:
             await asyncio.wait((writer, watcher), return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _cancel(writer, watcher)
+            await self._close()
 
     async def _write(self, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
