@@ -27,7 +27,6 @@ SMALLEST = np.float32(2.0**-100)
 SMALLEST_NORMAL = np.float32(2.0**-126)
 TILE_STEP = 32
 """Columns of one tile product."""
-FLOAT_TYPES = frozenset({WeightType.F32, WeightType.F16, WeightType.BF16})
 
 
 def fma(a: npt.ArrayLike, b: npt.ArrayLike, c: npt.ArrayLike) -> F32:
