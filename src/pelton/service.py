@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +26,7 @@ from pelton.request import (
     ErrorEvent,
     Event,
     Finish,
+    Message,
     Request,
     SamplingParams,
     TextDelta,
@@ -37,6 +38,7 @@ from pelton.request import (
     Usage,
 )
 from pelton.text.chat import ChatTemplate
+from pelton.text.disguise import strings
 from pelton.text.stream import TextStream
 
 if TYPE_CHECKING:
@@ -141,9 +143,10 @@ class Service:
         if request.prompt is not None:
             self._check_length(len(request.prompt), "prompt")
             return self.tokenizer.encode(request.prompt, add_special=True)
+        assert request.messages is not None
+        self._check_chat(request.messages, request)
         if self._template is None:
             self._template = ChatTemplate.from_metadata(self._metadata, self.tokenizer)
-        assert request.messages is not None
         prompt = self._template.render(
             request.messages,
             tools=request.tools,
@@ -153,6 +156,19 @@ class Service:
         )
         self._check_length(sum(len(each) for each in prompt.segments if isinstance(each, str)), "messages")
         return self.tokenizer.encode_segments(prompt.segments)
+
+    def _check_chat(self, messages: Sequence[Message], request: Request) -> None:
+        """Refuse a chat far over the context before its template reads it: that keeps everybody else waiting, seconds
+        for each ten million characters."""
+        given = [[each.content, each.reasoning_content, each.name, each.tool_calls] for each in messages]
+        num_characters = sum(map(len, strings([given, request.tools, request.template_kwargs])))
+        limit = self.context * self.tokenizer.max_token_length
+        if num_characters > limit:
+            raise ContextLengthExceeded(
+                f"the chat has {num_characters} characters, over the {limit} that the context of this model, "
+                f"{self.context} tokens, can have at the very most",
+                param="messages",
+            )
 
     def _check_length(self, num_characters: int, source: str) -> None:
         """Refuse a text that cannot fit, however it is cut into tokens: encoding takes over a hundred bytes of memory

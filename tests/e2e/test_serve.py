@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -117,7 +118,12 @@ def test_a_signal_drains(tmp_path, smollm2):
         engine = server.children()
         chunks = stream(server, {**STORY, "max_tokens": 100, "ignore_eos": True})
         seen = [next(chunks) for _ in range(3)]
+        half_sent = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20)
+        half_sent.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nContent-Length: 50\r\n\r\n{")
+        assert httpx.get(f"{server.url}/health").status_code == 200  # so that the half is there too
         server.process.send_signal(signal.SIGTERM)
+        with half_sent:  # it would come for as long as its client likes
+            assert half_sent.recv(100).startswith(b"HTTP/1.1 503 ")
         deadline = time.monotonic() + 5
         while (health := httpx.get(f"{server.url}/health")).status_code == 200:
             assert time.monotonic() < deadline

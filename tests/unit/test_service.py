@@ -210,12 +210,12 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(monkeypatch: pyt
     )
     engine = ScriptedEngine(saying([5]), info=info(context=20))
     longest = tokenizer().max_token_length
-    for asked in (
-        request(prompt="x" * (longest * 20)),
-        request(messages=(Message(role="user", content="x" * (longest * 20)),)),
-    ):
-        with pytest.raises(ContextLengthExceeded, match=r"at least 2\d tokens.* 20 tokens"):
-            answer(engine, asked)
+    at_least = r"at least 2\d tokens.* 20 tokens"
+    for content, says in (("x" * (20 * longest), at_least), ("x" * (20 * longest + 1), rf"{20 * longest + 1} char")):
+        with pytest.raises(ContextLengthExceeded, match=at_least):
+            answer(engine, request(prompt=content))
+        with pytest.raises(ContextLengthExceeded, match=says):
+            answer(engine, request(messages=(Message(role="user", content=content),)))
     assert encoded == []
     with pytest.raises(ContextLengthExceeded, match=rf"has {3 * 19 * longest} tokens"):
         answer(engine, request(prompt="\N{SNOWMAN}" * (19 * longest)))

@@ -109,7 +109,7 @@ class _Server(uvicorn.Server):
         if self._guard.is_draining or not self.started:
             self.force_exit = self.should_exit = True
             return
-        self._guard.is_draining = True
+        self._guard.drain()
         log.warning("%s: draining for up to %g s", signal.Signals(sig).name, self._drain_timeout)
         asyncio.get_running_loop().call_soon_threadsafe(self._begin_drain)
 
