@@ -20,6 +20,7 @@ class MockHub:
         self.sent = 0
         self.drops: list[int] = []  # bytes after which the next answers' connections are cut
         self.corrupt = False
+        self.surplus = b""
         self.silent = False
         self.ignore_range = False
         self.etag: str | None = None
@@ -68,7 +69,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_header(key, value)
             self.end_headers()
         else:
-            self.content(bytes([data[0] ^ 1]) + data[1:] if hub.corrupt else data)
+            self.content((bytes([data[0] ^ 1]) + data[1:] if hub.corrupt else data) + hub.surplus)
 
     def plain(self, status: int, body: bytes, headers: dict[str, str]):
         self.send_response(status)

@@ -74,6 +74,13 @@ def test_a_corrupted_file_of_the_right_size_is_refused(hub, config):
     assert pull(NAME, config).read_bytes() == DATA
 
 
+def test_a_server_that_sends_more_than_the_file_is_left(hub, config):
+    hub.surplus = bytes(1 << 20)
+    with pytest.raises(HubError, match=f"more than the {len(DATA)} bytes"):
+        pull(NAME, config)
+    assert all(path.stat().st_size <= len(DATA) for path in config.home.rglob("*") if path.is_file())
+
+
 def test_a_dropped_connection_goes_on_from_where_it_was(hub, config):
     hub.drops = [700_000, 300_000]
     assert pull(NAME, config).read_bytes() == DATA

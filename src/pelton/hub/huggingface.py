@@ -187,7 +187,7 @@ def _gather(url: str, path: Path, info: FileInfo, tell: Callable[[int], None]) -
         if before == info.size:
             break
         try:
-            _stream(url, path, before, tell)
+            _stream(url, path, before, info.size, tell)
             if info.size is None:
                 break
             trouble = "the connection was closed early"
@@ -205,8 +205,9 @@ def _gather(url: str, path: Path, info: FileInfo, tell: Callable[[int], None]) -
         time.sleep(0.25 * 2**failures)
 
 
-def _stream(url: str, path: Path, start: int, tell: Callable[[int], None]) -> None:
-    """One connection: appends to the file from `start`, or from 0 where the server cannot do that."""
+def _stream(url: str, path: Path, start: int, size: int | None, tell: Callable[[int], None]) -> None:
+    """One connection: appends to the file from `start`, or from 0 where the server cannot do that. Raises HubError for
+    one that sends more than `size` bytes."""
     import httpx2
     from huggingface_hub import get_session, get_token
 
@@ -219,7 +220,7 @@ def _stream(url: str, path: Path, start: int, tell: Callable[[int], None]) -> No
     with get_session().stream("GET", url, headers=headers, timeout=timeout, follow_redirects=True) as response:
         if response.status_code == 416 and start:  # there is nothing after `start`: what we have is not the file
             path.unlink()
-            _stream(url, path, 0, tell)
+            _stream(url, path, 0, size, tell)
             return
         if response.is_error:
             raise HubError(f"{url} answers with status {response.status_code}")
@@ -231,5 +232,7 @@ def _stream(url: str, path: Path, start: int, tell: Callable[[int], None]) -> No
             file.seek(start)
             tell(start)
             for chunk in response.iter_bytes():
+                if size is not None and file.tell() + len(chunk) > size:
+                    raise HubError(f"{url} sends more than the {size} bytes that the file has")
                 file.write(chunk)
                 tell(file.tell())
