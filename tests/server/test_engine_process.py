@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -293,7 +294,14 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_the_process_ends_with_its_parent_in_the_middle_of_a_stream(model: Path, how: signal.Signals):
-    parent = subprocess.Popen([sys.executable, "-c", CHILD, str(model)], stdout=subprocess.PIPE, text=True)
+    with tempfile.TemporaryDirectory() as folder:
+        _end_parent(model, how, {**os.environ, "TMPDIR": folder})
+        assert os.listdir(folder) == []  # noqa: PTH208
+
+
+def _end_parent(model: Path, how: signal.Signals, environment: dict[str, str]) -> None:
+    command = [sys.executable, "-c", CHILD, str(model)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert parent.stdout is not None
     engine = int(parent.stdout.readline())
     parent.send_signal(how)

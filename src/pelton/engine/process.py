@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,17 +91,21 @@ def serve(engine: Engine, peer: Peer) -> None:
                 is_checked = True
 
 
-def _watch_peer() -> None:
-    """End with the peer, even in the middle of a step."""
+def _watch_peer(address: str) -> None:
+    """End with the peer, even in the middle of a step. A peer that was killed has left its socket's folder behind."""
     while os.read(0, 4096):
         pass
+    socket = Path(address.removeprefix("ipc://"))
+    with suppress(OSError):
+        socket.unlink()
+        socket.parent.rmdir()
     os._exit(1)
 
 
 def main(address: str) -> int:
     """Connect, load, serve. The exit status is 0 only where the client asked to stop."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    threading.Thread(target=_watch_peer, name="watch peer", daemon=True).start()
+    threading.Thread(target=_watch_peer, args=(address,), name="watch peer", daemon=True).start()
     peer = Peer(address)
     start = peer.receive(-1)
     if not isinstance(start, Start):
