@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from pelton.engine.kv_memory import KVMemory
+from pelton.engine.pace import Pace
 from pelton.engine.scheduler import Scheduler
 from pelton.engine.sequence import Sequence, SequenceGroup
 from tests.unit.toy_executor import prompt, request
@@ -13,7 +14,7 @@ from tests.unit.toy_executor import prompt, request
 def make(num_blocks: int = 100, *, is_caching: bool = True, **limits: int) -> Scheduler:
     settings = {"max_tokens": 64, "max_sequences": 8, "max_queue": 10_000, **limits}
     memory = KVMemory((None,), (num_blocks,), max_chunk=settings["max_tokens"], is_caching=is_caching)
-    return Scheduler(memory, **settings)
+    return Scheduler(memory, Pace(1e6), **settings)
 
 
 def arrive(scheduler: Scheduler, number: int, tokens: list[int], **params: int) -> Sequence:

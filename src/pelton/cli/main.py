@@ -105,6 +105,11 @@ def run(model: str, prompt: tuple[str, ...], **options: Any) -> None:
 @click.option("--port", type=click.IntRange(0, 65535), help="[default: 8000]")
 @click.option("--served-name", help="The name clients use. [default: MODEL]")
 @click.option("--max-batch-tokens", type=click.IntRange(1), help="Tokens of one step. [default: 512]")
+@click.option(
+    "--target-itl",
+    type=click.FloatRange(1),
+    help="Milliseconds between tokens that a long prompt must not exceed. [default: 50, or two plain steps]",
+)
 @click.option("--max-sequences", type=click.IntRange(1), help="Sequences that run at once. [default: 64]")
 @click.option("--max-queue", type=click.IntRange(0), help="Requests that may wait. [default: 256]")
 @click.option("--drain-timeout", type=click.FloatRange(0), help="Seconds for answers to end at shutdown. [default: 30]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from pelton.backends.base import NO_TOKEN, Sampled
 from pelton.config import EngineConfig
 from pelton.engine import batch
 from pelton.engine.kv_memory import KVMemory
+from pelton.engine.pace import Pace
 from pelton.engine.protocol import Counters, EngineInfo
 from pelton.engine.runner import Runner
 from pelton.engine.sampling import Sampling
@@ -40,8 +42,11 @@ def load(model_path: Path, config: EngineConfig, progress: Callable[[float], Non
 class Engine:
     """Runs the requests that are submitted to it. Every request ends in exactly one `Done` or `ErrorEvent`."""
 
-    def __init__(self, runner: Runner, config: EngineConfig) -> None:
+    def __init__(self, runner: Runner, config: EngineConfig, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`clock` gives seconds; nothing but policy depends on it."""
         self.runner = runner
+        self._clock = clock
+        self.pace = Pace(config.target_itl / 1000)
         self.memory = KVMemory(
             runner.windows,
             runner.num_blocks,
@@ -51,6 +56,7 @@ class Engine:
         )
         self.scheduler = Scheduler(
             self.memory,
+            self.pace,
             max_tokens=config.max_batch_tokens,
             max_sequences=runner.max_sequences,
             max_queue=config.max_queue,
@@ -64,8 +70,10 @@ class Engine:
 
     def step(self) -> list[Event]:
         """One step of everything that runs. The events are also those of submissions and aborts since the last."""
+        started = self._clock()
         work = self.scheduler.schedule()
         if work.chunks:
+            shape = work.shape
             rows = work.rows()
             pending = self.runner.submit(batch.build(work.chunks, len(self.memory.windows)), work.copies)
             if rows:
@@ -76,6 +84,7 @@ class Engine:
             if rows:
                 self._emit(rows, sampled)
             self._counters.steps += 1
+            self.pace.observe(shape, self._clock() - started)
         return self._take_events()
 
     @property

@@ -2,18 +2,21 @@
 
 - Waiting sequences are admitted oldest first, as long as their prompts fit into the KV memory that is left.
 - A step has one token budget. Sequences that decode come first, one token each, so that no prompt makes them wait.
-  Prefill chunks fill the rest: a quarter of it is the oldest prefill's, so that it gets on whatever comes; what
-  remains goes to the shortest first, so that a short prompt does not wait for the end of a huge one.
+  Prefill chunks fill the rest, beside decodes only as far as the step is predicted to keep to the target (`pace`). A
+  quarter of it is the oldest prefill's, so that it gets on whatever comes; what remains goes to the shortest first,
+  so that a short prompt does not wait for the end of a huge one.
 - When blocks run out, the youngest sequence is preempted: it gives everything back, waits, and is computed again
   later (out of the prefix cache, if its blocks are still there). Its output so far stays its output.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from dataclasses import dataclass, field
 
 from pelton.engine.kv_memory import Copy, KVMemory
+from pelton.engine.pace import Pace, Shape, num_pairs
 from pelton.engine.sequence import Sequence
 
 
@@ -23,6 +26,20 @@ class Work:
 
     chunks: dict[Sequence, int] = field(default_factory=dict)
     copies: list[Copy] = field(default_factory=list)
+
+    @property
+    def shape(self) -> Shape:
+        """What its time depends on, until it is committed."""
+        tokens = rows = read = pairs = 0  # a step has many sequences: no object for each
+        for sequence, num_tokens in self.chunks.items():
+            start = sequence.num_computed
+            behind = start + num_tokens - len(sequence.tokens)
+            if behind >= 0:
+                rows += sequence.num_slots + behind
+            tokens += num_tokens
+            read += start + num_tokens
+            pairs += num_pairs(start, num_tokens)
+        return Shape(tokens, rows, read, pairs)
 
     def rows(self) -> list[Sequence]:
         """The sequences that get a token, those that fork now included, in the order of their logits."""
@@ -38,8 +55,9 @@ class Scheduler:
     """The sequences of all requests in flight. `max_tokens` is the budget of a step, `max_sequences` how many run
     at once, a choice that is still to fork included; `max_queue` bounds what waits beyond those."""
 
-    def __init__(self, memory: KVMemory, *, max_tokens: int, max_sequences: int, max_queue: int) -> None:
+    def __init__(self, memory: KVMemory, pace: Pace, *, max_tokens: int, max_sequences: int, max_queue: int) -> None:
         self.memory = memory
+        self.pace = pace
         self.max_tokens = max_tokens
         self.max_sequences = max_sequences
         self.max_queue = max_queue
@@ -75,22 +93,35 @@ class Scheduler:
                 prefills.append(sequence)
             elif len(work.chunks) < self.max_tokens:
                 self._give_chunk(work, sequence, 1)
-        self._give_prefills(work, prefills, self.max_tokens - len(work.chunks))
+        if prefills:
+            self._give_prefills(work, prefills)
         work.copies, self.memory.copies = self.memory.copies, []
         return work
 
-    def _give_prefills(self, work: Work, prefills: list[Sequence], budget: int) -> None:
-        if not prefills:
-            return
+    def _give_prefills(self, work: Work, prefills: list[Sequence]) -> None:
+        tokens, seconds = self.max_tokens - len(work.chunks), self._spare_seconds(work)
         oldest = prefills[0]
-        reserve = min(oldest.num_new, -(-budget // 4))
+        kept_tokens = min(oldest.num_new, -(-tokens // 4))
+        kept_seconds = min(seconds / 4, self.pace.chunk_seconds(oldest.num_computed, oldest.num_new))
         for sequence in sorted(prefills, key=lambda s: s.num_new):
+            self._extend_match(sequence)
             if sequence is oldest:
-                reserve = 0
-            if budget - reserve > 0:
-                self._extend_match(sequence)
-                self._give_chunk(work, sequence, min(sequence.num_new, budget - reserve))
-                budget -= work.chunks.get(sequence, 0)
+                kept_tokens, kept_seconds = 0, 0.0
+            start = sequence.num_computed
+            within = self.pace.chunk_within(seconds - kept_seconds, start)
+            num_tokens = min(sequence.num_new, tokens - kept_tokens, max(within, sequence is oldest))
+            if num_tokens > 0:
+                self._give_chunk(work, sequence, num_tokens)
+                given = work.chunks.get(sequence, 0)
+                tokens -= given
+                seconds -= self.pace.chunk_seconds(start, given)
+
+    def _spare_seconds(self, work: Work) -> float:
+        """What prefills may add to the time of a step with these decodes."""
+        if not work.chunks:
+            return math.inf
+        plain = self.pace.predict(work.shape)
+        return self.pace.limit(plain) - plain
 
     def _extend_match(self, sequence: Sequence) -> None:
         """Use what other sequences have published between a sequence's admission and its first step."""

@@ -1,0 +1,125 @@
+"""How long a step takes, learned from the steps that ran, and how much prefill fits beside streams that decode.
+
+The time of a step is a sum of prices: one for the step (weights are read once), one per token that is computed, per
+token that is drawn, per token of context that is walked once per sequence (memory) and once per token (arithmetic).
+Each measured step moves the logarithms of the prices, in proportion to the share that each has in the prediction, a
+part of the way to where the prediction would have been right. So prices stay positive, a price that a kind of step
+does not touch is not moved by it, and a slow phase of the machine is followed in a few steps. An outlier counts as
+`CLIP` at the most. All of it is a function of the observations alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+TARGET = 0.05
+"""Seconds between two tokens of a stream that are always allowed, unless a target is set."""
+PLAIN_STEPS = 2.0
+"""Without a target, a step may take this many times as long as one that only decodes."""
+LEAST = 1.25
+"""Whatever the target, a step may take this many times as long as one that only decodes: prompts get on."""
+NUM_WARMUP = 8
+"""Observations that count in full: the first prices are guesses."""
+RATE = 0.3
+"""Part of an error that one observation corrects after that."""
+CLIP = math.log(1.5)
+SPREAD_RATE = 1 / 16
+
+
+class Shape(NamedTuple):
+    """What a step does, as far as its time depends on it."""
+
+    num_tokens: int = 0
+    """Tokens that are computed."""
+    num_rows: int = 0
+    """Tokens that are drawn."""
+    num_read: int = 0
+    """Tokens of context, summed over the sequences."""
+    num_pairs: int = 0
+    """Tokens of context, summed over the tokens that are computed."""
+
+
+def num_pairs(start: int, num_tokens: int) -> int:
+    """Pairs of tokens and what they see, of a chunk that begins at `start`."""
+    return num_tokens * start + num_tokens * (num_tokens + 1) // 2
+
+
+class Prices(NamedTuple):
+    """Seconds per step and per unit of its `Shape`. The defaults have the proportions of a small model on a CPU; the
+    first observation sets their scale."""
+
+    step: float = 4e-3
+    token: float = 1e-3
+    row: float = 2e-4
+    read: float = 1e-7
+    pair: float = 1e-7
+
+
+class Pace:
+    """The prices of one engine's steps. `target`: seconds that a step beside streams may take, 0: by itself.
+    `spread`: how far off predictions are thought to be before there have been any, as a share."""
+
+    def __init__(self, target: float = 0.0, prices: Prices | None = None, spread: float = 0.25) -> None:
+        self.target = target
+        self.prices = prices or Prices()
+        self.spread = spread
+        self._num_observed = 0 if prices is None else NUM_WARMUP
+
+    def predict(self, shape: Shape) -> float:
+        """Seconds that a step takes."""
+        return sum(self._terms(shape))
+
+    def _terms(self, shape: Shape) -> tuple[float, ...]:
+        prices = self.prices
+        return (
+            prices.step,
+            prices.token * shape.num_tokens,
+            prices.row * shape.num_rows,
+            prices.read * shape.num_read,
+            prices.pair * shape.num_pairs,
+        )
+
+    def observe(self, shape: Shape, seconds: float) -> None:
+        """A step of that shape took so long."""
+        if seconds <= 0 or not shape.num_tokens:
+            return
+        terms = self._terms(shape)
+        error = math.log(seconds / sum(terms))
+        rate = 1.0
+        if self._num_observed == 0:
+            self._move([error] * len(terms))
+        else:
+            if self._num_observed >= NUM_WARMUP:
+                error, rate = min(max(error, -CLIP), CLIP), RATE
+            total = sum(terms)
+            shares = [term / total for term in terms]
+            step = rate * error / sum(share * share for share in shares)
+            self._move([step * share for share in shares])
+            self.spread += SPREAD_RATE * (min(abs(error), CLIP) - self.spread)
+        self._num_observed += 1
+
+    def _move(self, logs: list[float]) -> None:
+        self.prices = Prices(*(price * math.exp(log) for price, log in zip(self.prices, logs, strict=True)))
+
+    def limit(self, plain: float) -> float:
+        """Seconds that a step may be predicted to take where its decodes alone would take `plain`, such that it keeps
+        to the target although predictions are off by the spread."""
+        target = self.target or max(TARGET, PLAIN_STEPS * plain)
+        return max(target / (1 + self.spread), LEAST * plain)
+
+    def chunk_seconds(self, start: int, num_tokens: int) -> float:
+        """What a chunk that begins at `start`, and ends its prompt, adds to a step."""
+        shape = Shape(num_tokens, 1, start + num_tokens, num_pairs(start, num_tokens))
+        return self.predict(shape) - self.prices.step
+
+    def chunk_within(self, seconds: float, start: int) -> int:
+        """The most tokens of a chunk that adds no more than so many seconds to a step."""
+        if seconds == math.inf:
+            return 1 << 30
+        prices = self.prices
+        left = seconds - prices.row - prices.read * start
+        if left <= 0:
+            return 0
+        slope = prices.token + prices.read + prices.pair * (start + 0.5)
+        return int(2 * left / (slope + math.sqrt(slope * slope + 2 * prices.pair * left)))

@@ -1,0 +1,204 @@
+"""The step-cost model, against costs that it is not told, and the gaps between tokens in a simulated clock."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from pelton.engine.kv_memory import KVMemory
+from pelton.engine.pace import LEAST, PLAIN_STEPS, TARGET, Pace, Prices, Shape, num_pairs
+from pelton.engine.scheduler import Scheduler, Work
+from pelton.engine.sequence import Sequence, SequenceGroup
+from tests.unit.toy_executor import prompt, request
+
+Cost = Callable[[Shape], float]
+SMALL = Prices(step=8e-3, token=1.4e-3, row=4e-4, read=3e-7, pair=1e-7)
+LARGE = Prices(step=0.19, token=0.045, row=4e-3, read=2e-6, pair=6e-7)
+WIDE = Prices(step=0.02, token=1e-4, row=1e-4, read=2e-6, pair=1e-9)  # arithmetic is cheap, memory is not
+
+
+def cost(prices: Prices) -> Cost:
+    return Pace(prices=prices).predict
+
+
+def bound_by_memory(shape: Shape) -> float:
+    """Not a sum: few tokens cost nothing beside the weights that are read for them."""
+    return max(0.02, 1e-3 * shape.num_tokens + 3e-4 * shape.num_rows) + 2e-7 * shape.num_pairs
+
+
+def mixed_steps(rng: random.Random, count: int) -> list[Shape]:
+    shapes = []
+    for _ in range(count):
+        rows, context = rng.randrange(1, 33), rng.randrange(20, 1500)
+        chunk, start = rng.choice([0, 0, rng.randrange(1, 400)]), rng.randrange(3000)
+        pairs = rows * context + num_pairs(start, chunk)
+        read = rows * context + (start + chunk if chunk else 0)
+        shapes.append(Shape(rows + chunk, rows, read, pairs))
+    return shapes
+
+
+@pytest.mark.parametrize("prices", [SMALL, LARGE, WIDE])
+def test_it_learns_prices_from_the_steps_that_run(prices):
+    pace, true = Pace(), cost(prices)
+    rng = random.Random(1)
+    for shape in mixed_steps(rng, 400):
+        pace.observe(shape, true(shape))
+    errors = [abs(math.log(pace.predict(s) / true(s))) for s in mixed_steps(rng, 200)]
+    assert sorted(errors)[180] < 0.1
+    assert pace.spread < 0.1
+
+
+def test_the_first_observation_sets_the_scale():
+    pace = Pace()
+    shape = Shape(1, 1, 30, 30)
+    pace.observe(shape, 3.0)
+    assert pace.predict(shape) == pytest.approx(3.0)
+    assert pace.prices.token > 0.3
+
+
+def test_an_outlier_moves_little_and_a_slow_phase_is_followed():
+    pace = Pace(prices=SMALL)
+    true, shape = cost(SMALL), Shape(40, 8, 1000, 9000)
+    pace.observe(shape, 20 * true(shape))
+    assert pace.predict(shape) < 1.2 * true(shape)
+    for _ in range(12):
+        pace.observe(shape, 2 * true(shape))
+    assert pace.predict(shape) > 1.8 * true(shape)
+    for _ in range(12):
+        pace.observe(shape, true(shape))
+    assert pace.predict(shape) < 1.2 * true(shape)
+
+
+def test_nothing_but_the_observations_decides():
+    def learn() -> Pace:
+        pace, rng = Pace(), random.Random(3)
+        for shape in mixed_steps(rng, 50):
+            pace.observe(shape, cost(LARGE)(shape) * rng.uniform(0.5, 2))
+        pace.observe(Shape(), 1.0)
+        pace.observe(Shape(1, 1, 1, 1), 0.0)
+        return pace
+
+    one, other = learn(), learn()
+    assert (one.prices, one.spread) == (other.prices, other.spread)
+    assert all(price > 0 for price in one.prices)
+
+
+@pytest.mark.parametrize("prices", [SMALL, LARGE, WIDE])
+def test_a_chunk_within_a_time_is_the_longest(prices):
+    pace = Pace(prices=prices)
+    for start in (0, 100, 5000):
+        for seconds in (0.001, 0.05, 0.4, 3.0):
+            size = pace.chunk_within(seconds, start)
+            assert size == 0 or pace.chunk_seconds(start, size) <= seconds * (1 + 1e-9)
+            assert pace.chunk_seconds(start, size + 1) > seconds * (1 - 1e-9)
+    assert pace.chunk_within(math.inf, 100) > 1 << 20
+
+
+def test_the_target_by_itself_and_when_set():
+    pace = Pace(spread=0.0)
+    assert pace.limit(0.001) == TARGET
+    assert pace.limit(1.0) == PLAIN_STEPS
+    assert Pace(0.2, spread=0.0).limit(0.001) == 0.2
+    assert Pace(0.2, spread=0.0).limit(1.0) == LEAST
+    assert Pace(0.2, spread=0.25).limit(0.001) == pytest.approx(0.16)
+
+
+class Simulation:
+    """A scheduler whose steps take the time that a cost function says."""
+
+    def __init__(self, pace: Pace, true: Cost, seed: int = 1, **limits: int) -> None:
+        settings = {"max_tokens": 512, "max_sequences": 64, "max_queue": 10**6, **limits}
+        memory = KVMemory((None,), (20_000,), max_chunk=settings["max_tokens"], is_caching=False)
+        self.scheduler = Scheduler(memory, pace, **settings)
+        self.true = true
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.last: dict[Sequence, float] = {}
+        self.gaps: list[float] = []
+        self.plain: list[float] = []
+        self.num = 0
+
+    def arrive(self, length: int, max_tokens: int) -> Sequence:
+        self.num += 1
+        one = request(str(self.num), prompt(1) * length, max_tokens=max_tokens)
+        sequence = SequenceGroup(one, self.num).sequences[0]
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> Work:
+        work = self.scheduler.schedule()
+        shape, rows = work.shape, work.rows()
+        seconds = self.true(shape)
+        decodes = Work({s: n for s, n in work.chunks.items() if s in self.last})
+        if decodes.chunks:
+            self.plain.append(self.true(decodes.shape))
+        self.scheduler.commit(work)
+        self.scheduler.pace.observe(shape, seconds)
+        self.now += seconds
+        for sequence in rows:
+            if sequence in self.last:
+                self.gaps.append(self.now - self.last[sequence])
+            self.last[sequence] = self.now
+            sequence.tokens.append(1)
+            if sequence.num_output == sequence.group.request.sampling.max_tokens:
+                self.scheduler.finish(sequence)
+                del self.last[sequence]
+        return work
+
+    def load(self, steps: int) -> None:
+        """Streams and prompts of all lengths come and go."""
+        for _ in range(steps):
+            if self.rng.random() < 0.1 and len(self.scheduler.waiting) < 20:
+                self.arrive(self.rng.choice([5, 50, 300, 4000]), self.rng.randrange(2, 120))
+            self.step()
+
+
+@pytest.mark.parametrize("prices", [SMALL, LARGE, WIDE])
+@pytest.mark.parametrize("target", [0.0, 2.0])
+def test_no_gap_is_over_the_target_ever(prices, target):
+    """The costs are known: not one gap of thousands, whatever comes."""
+    run = Simulation(Pace(target, prices, spread=0.0), cost(prices))
+    run.load(1500)
+    assert len(run.gaps) > 5000
+    limit = target or max(TARGET, PLAIN_STEPS * max(run.plain))
+    assert max(run.gaps) <= limit * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("true", [cost(SMALL), cost(LARGE), cost(WIDE), bound_by_memory])
+def test_gaps_while_the_costs_are_learned(true):
+    run = Simulation(Pace(), true)
+    for _ in range(16):
+        run.arrive(30, 600)
+    while len(run.last) < 16:
+        run.step()
+    huge = run.arrive(4000, 2)
+    before = len(run.gaps)
+    while huge.num_output == 0:
+        run.step()
+    gaps = sorted(run.gaps[before:])
+    limit = max(TARGET, PLAIN_STEPS * max(run.plain))
+    assert gaps[len(gaps) * 99 // 100] <= 1.25 * limit
+
+
+def test_a_prompt_gets_on_whatever_the_target():
+    run = Simulation(Pace(1e-3, LARGE, spread=0.0), cost(LARGE))
+    for _ in range(16):
+        run.arrive(30, 3000)
+    while len(run.last) < 16:
+        run.step()
+    huge = run.arrive(4000, 2)
+    started = run.now
+    alone = Pace(prices=LARGE).chunk_seconds(0, 4000)
+    while huge.num_output == 0:
+        run.step()
+    assert run.now - started < 8 * alone
+    assert max(run.gaps) <= 1.3 * max(run.plain)
+
+
+def test_the_whole_budget_where_nothing_decodes():
+    run = Simulation(Pace(1e-3, LARGE, spread=0.0), cost(LARGE))
+    huge = run.arrive(4000, 2)
+    assert run.step().chunks == {huge: 512}
