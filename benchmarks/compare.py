@@ -71,11 +71,14 @@ class Engine:
         self.log.seek(0)
         raise SystemExit(f"{self.name}: its worker ended with code {self.process.wait()}\n{self.log.read()[-2000:]}")
 
-    def run(self, work: str, job: dict[str, Any]) -> None:
+    def ask(self, job: dict[str, Any]) -> dict[str, Any]:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
-        answer = self._read()
+        return self._read()
+
+    def run(self, work: str, job: dict[str, Any]) -> None:
+        answer = self.ask(job)
         self.rates.setdefault(work, []).append(answer["tokens"] / answer["seconds"])
 
     def close(self) -> None:
@@ -97,9 +100,9 @@ def table(engines: list[Engine], jobs: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def write(page: Path, name: str, text: str) -> None:
-    """Put the text between the page's marks `<!-- speed NAME -->` and `<!-- end -->`."""
-    opening = f"<!-- speed {name} -->"
+def write(page: Path, mark: str, text: str) -> None:
+    """Put the text between the page's marks `<!-- MARK -->` and `<!-- end -->`."""
+    opening = f"<!-- {mark} -->"
     before, found, rest = page.read_text().partition(opening)
     if not found:
         raise SystemExit(f"{page} has no line {opening}")
@@ -134,7 +137,7 @@ def main() -> None:
     text = f"{title}\n\n{table(engines, jobs)}\n"
     print(text)
     if args.write is not None:
-        write(args.write, Path(args.model).stem, text)
+        write(args.write, f"speed {Path(args.model).stem}", text)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""One peer of `compare.py`: llama.cpp through llama-cpp-python, in that package's own interpreter.
+"""One peer of `compare.py` and `quality.py`: llama.cpp through llama-cpp-python, in that package's own interpreter.
 
-Reads one JSON job per line ({"work": "decode" | "prompt" | "streams", ...}) and answers {"seconds": s, "tokens": n}.
+Reads one JSON job per line ({"work": "decode" | "prompt", ...}) and answers {"seconds": s, "tokens": n}; a job
+{"work": "logits", "ids": [...], "first": position, "file": path} goes on with a sequence (or begins one, at position
+0), writes the logits of all its tokens to the file as float32 and answers {"vocab": v}.
 Uses the C API directly, so that no Python work but an argmax stands between two steps.
 """
 
@@ -40,7 +42,18 @@ class Worker:
         pointer = lc.llama_get_logits_ith(self.context, row)
         return int(np.ctypeslib.as_array(pointer, (self.vocab_size,)).argmax())
 
+    def write_logits(self, job: dict) -> dict:
+        ids, first = job["ids"], job["first"]
+        if first == 0:
+            lc.llama_memory_clear(self.memory, True)
+        self.decode([(token, first + i, 0, True) for i, token in enumerate(ids)])
+        pointer = lc.llama_get_logits(self.context)
+        np.ctypeslib.as_array(pointer, (len(ids), self.vocab_size)).tofile(job["file"])
+        return {"vocab": self.vocab_size}
+
     def run(self, job: dict) -> dict:
+        if job["work"] == "logits":
+            return self.write_logits(job)
         lc.llama_memory_clear(self.memory, True)
         prompts: list[list[int]] = job["prompts"]
         start = time.perf_counter()

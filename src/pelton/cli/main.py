@@ -218,3 +218,45 @@ def bench_serve(
     from pelton.cli import bench as command
 
     command.serve(urls, concurrency, prompt, output, requests, weights, as_json)
+
+
+@bench.command("quality")
+@click.argument("model")
+@click.option(
+    "--text",
+    "text_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="UTF-8. [default: pydoc_data.topics of Python's standard library]",
+)
+@click.option("--context", type=click.IntRange(2), default=512, show_default=True, help="Tokens of a window.")
+@click.option("--tokens", "num_tokens", type=click.IntRange(2), default=4096, show_default=True, help="In all windows.")
+@click.option(
+    "--isa",
+    "isas",
+    multiple=True,
+    type=click.Choice(["generic", "avx2", "avx512", "amx"]),
+    help="Repeatable. [default: the best here of every kernel family]",
+)
+@click.option(
+    "--kv-dtype",
+    "kv_types",
+    multiple=True,
+    type=click.Choice(["bf16", "f32"]),
+    default=("bf16", "f32"),
+    show_default=True,
+    help="Repeatable.",
+)
+@click.option(
+    "--reference",
+    "references",
+    multiple=True,
+    type=click.Choice(["float", "int8", "bf16", "bf16-unordered"]),
+    help="Also compare the slow NumPy reference in a kernel family's numerics. Repeatable.",
+)
+@click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads. [default: one per core]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line per result.")
+def bench_quality(model: str, **options: Any) -> None:
+    """Measure how near MODEL as it runs here is to the same model in float32: perplexity and KL divergence."""
+    from pelton.cli import quality as command
+
+    command.quality(model, **options)

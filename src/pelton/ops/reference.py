@@ -4,7 +4,8 @@
 call a model's step function with it: chunks, batches and decodes then work as in any backend.
 
 `linear` has a mode per kernel family (`numerics`), chosen by weight type; with `float` for all types it is what other
-implementations compute from the same dequantised weights.
+implementations compute from the same dequantised weights. `bf16-unordered` has the bf16 family's operands, but sums
+their products in whatever order the matrix library takes: not the same bits, but fast enough for whole texts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pelton.ops.memory import Floats, Memory
 from pelton.ops.spec import Activation, AttendSpec, RopeSpec, Rule
 
 Array = npt.NDArray[Any]
-Family = Literal["float", "int8", "bf16"]
+Family = Literal["float", "int8", "bf16", "bf16-unordered"]
 
 
 class Matrix:
@@ -37,6 +38,7 @@ class Matrix:
         self.shape = weight.shape
         self._dtype = dtype
         self._values: Floats | None = None
+        self._operands: Floats | None = None
 
     @property
     def rows(self) -> npt.NDArray[np.uint8]:
@@ -52,6 +54,15 @@ class Matrix:
             values = dequantize(self.weight.type, self.rows.reshape(-1, self.rows.shape[-1]))
             self._values = values.astype(self._dtype, copy=False).reshape(self.shape)
         return self._values
+
+    @property
+    def operands(self) -> Floats:
+        """The values rounded to bf16, float32 of `shape`."""
+        if self._operands is None:
+            rows = self.rows
+            values = dequantize(self.weight.type, rows.reshape(-1, rows.shape[-1])).reshape(self.shape)
+            self._operands = numerics.bf16_operand(values)
+        return self._operands
 
 
 def bind(weights: Mapping[str, Weight], dtype: npt.DTypeLike = np.float32) -> dict[str, Matrix | Floats]:
@@ -126,14 +137,16 @@ class Ops:
 
     def embed(self, table: Matrix, ids: I32) -> Array:
         """Rows of the table, as their family holds them."""
-        rows = table.values[ids]
-        return numerics.bf16_operand(rows) if self._family_of(table.weight.type) == "bf16" else rows
+        is_rounded = self._family_of(table.weight.type) in ("bf16", "bf16-unordered")
+        return (table.operands if is_rounded else table.values)[ids]
 
     def _product(self, x: Array, matrix: Matrix, part: tuple[int, ...] = ()) -> Array:
         """x @ w.T; `part` picks a matrix out of a stack."""
         family = self._family_of(matrix.weight.type)
         if family == "float":
             return x @ matrix.values[part].T
+        if family == "bf16-unordered":
+            return numerics.bf16_operand(x) @ matrix.operands[part].T
         product = numerics.linear_int8 if family == "int8" else numerics.linear_bf16
         return product(matrix.weight.type, matrix.rows[part], x)
 
