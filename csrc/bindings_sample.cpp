@@ -58,6 +58,7 @@ SampleParams sample_params(nb::handle arrays, int num_rows, int vocab_size) {
     const bool has_masks = !arrays.attr("masks").is_none();
     return {
         vocab_size,
+        view<const int32_t>(arrays, "targets", num_rows),
         view<const float>(arrays, "temperature", num_rows),
         view<const float>(arrays, "top_p", num_rows),
         view<const float>(arrays, "min_p", num_rows),

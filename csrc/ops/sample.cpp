@@ -265,6 +265,28 @@ struct RowMemory {
     }
 };
 
+// Draws row r's token. Returns an error, or 0.
+uint8_t draw_row(const Row& raw, const SampleParams& params, int r, const RowMemory& memory, int32_t* drawn) {
+    Row row = raw;
+    bool has_nan = false;
+    if (is_edited(params, r)) {
+        std::memcpy(memory.copy, raw.logits, size(raw.n) * sizeof(float));
+        edit(params, r, memory.copy);
+        row.logits = memory.copy;
+        row.maxima = memory.maxima;
+        has_nan = !row.scan();
+    }
+    const float most = row.most();
+    if (has_nan || !std::isfinite(most)) return has_nan || most > 0 ? kBadLogits : kNoToken;
+    if (params.temperature[r] < kGreedyBelow) {
+        *drawn = row.first_of(most);
+    } else {
+        const uint64_t bits = philox(params.seed[r], params.position[r], params.choice[r], 0);
+        *drawn = Draw(row, most, params.temperature[r])(params.top_k[r], params.top_p[r], params.min_p[r], bits);
+    }
+    return 0;
+}
+
 void sample_row(const SampleKernels& kernels, const float* logits, const SampleParams& params, int r, uint8_t* scratch,
                 const SampleResult& result) {
     const int n = params.vocab_size;
@@ -274,25 +296,10 @@ void sample_row(const SampleKernels& kernels, const float* logits, const SampleP
         result.errors[r] = kBadLogits;
         return;
     }
-    Row row = raw;
-    bool has_nan = false;
-    if (is_edited(params, r)) {
-        std::memcpy(memory.copy, logits, size(n) * sizeof(float));
-        edit(params, r, memory.copy);
-        row.logits = memory.copy;
-        row.maxima = memory.maxima;
-        has_nan = !row.scan();
-    }
-    const float most = row.most();
-    if (has_nan || !std::isfinite(most)) {
-        result.errors[r] = has_nan || most > 0 ? kBadLogits : kNoToken;
+    if (params.targets[r] >= 0) {
+        result.ids[r] = params.targets[r];
+    } else if ((result.errors[r] = draw_row(raw, params, r, memory, result.ids + r)) != 0) {
         return;
-    }
-    if (params.temperature[r] < kGreedyBelow) {
-        result.ids[r] = row.first_of(most);
-    } else {
-        const uint64_t bits = philox(params.seed[r], params.position[r], params.choice[r], 0);
-        result.ids[r] = Draw(row, most, params.temperature[r])(params.top_k[r], params.top_p[r], params.min_p[r], bits);
     }
     if (params.num_logprobs[r] < 0) return;
     const double log_sum = raw.most() + std::log(kernels.exp_sum(logits, n, raw.most()));

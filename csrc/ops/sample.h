@@ -11,6 +11,7 @@ namespace pelton {
 // SampleArrays of ops/sampling.py; arrays of [num_rows] unless it says otherwise there.
 struct SampleParams {
     int vocab_size;
+    const int32_t* targets;
     const float *temperature, *top_p, *min_p;
     const int32_t* top_k;
     const uint64_t* seed;

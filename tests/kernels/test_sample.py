@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from pelton import _core
-from pelton.ops.sampling import BAD_LOGITS, NO_TOKEN, SampleArrays, Sampled, no_samples, sample
+from pelton.ops.sampling import BAD_LOGITS, NO_TOKEN, SampleArrays, Sampled, log_softmax, no_samples, sample
 
 F32 = npt.NDArray[np.float32]
 ISAS = _core.isas()
@@ -25,6 +25,7 @@ def machine(isa: str, threads: int) -> _core.Machine:
 def parameters(num_rows: int, **changes: Any) -> SampleArrays:
     """Rows at temperature 1 that differ by position; a number or a list for every row."""
     defaults: dict[str, tuple[Any, type[np.generic]]] = {
+        "targets": (-1, np.int32),
         "temperature": (1, np.float32),
         "top_p": (1, np.float32),
         "min_p": (0, np.float32),
@@ -79,6 +80,7 @@ def everything(num_rows: int, vocab: int) -> SampleArrays:
     num_bias = sum(map(len, bias))
     return parameters(
         num_rows,
+        targets=np.where(rng.random(num_rows) < 0.2, rng.integers(0, vocab, num_rows), -1),
         temperature=pick(0, 0.3, 0.8, 1, 1.7),
         top_p=pick(1, 0.95, 0.5, 0.999),
         min_p=pick(0, 0, 0.05, 0.3),
@@ -231,6 +233,20 @@ def test_logits_that_penalties_enlarge_beyond_all_numbers_say_so(isa: str) -> No
     )
     assert sample(logits, params).errors.tolist() == [BAD_LOGITS, BAD_LOGITS, 0]
     assert in_core(logits, params, isa=isa).errors.tolist() == [BAD_LOGITS, BAD_LOGITS, 0]
+
+
+def test_a_target_is_scored_instead_of_a_draw() -> None:
+    logits = random_logits(3, 300)
+    logits[2, 9] = np.nan
+    nothing = np.zeros((1, 10), np.uint32)
+    params = parameters(3, targets=[5, 299, 1], num_logprobs=[0, 2, 2], masks=nothing, mask_rows=np.zeros(3, np.int32))
+    out = in_core(logits, params)
+    assert out.errors.tolist() == [0, 0, BAD_LOGITS]
+    assert out.ids.tolist() == [5, 299, 0]
+    expected = log_softmax(logits[1])
+    assert out.logprobs[1] == pytest.approx(expected[299], abs=2e-6)
+    assert out.top_ids[1].tolist() == np.argsort(-logits[1])[:2].tolist()
+    assert out.top_ids[0].tolist() == [0, 0]
 
 
 def test_arrays_of_a_wrong_type_or_shape_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 import msgspec
 import pytest
@@ -72,6 +73,49 @@ def test_alone_is_batched_is_chunked_is_preempted(windows, settings):
         assert warm.answers(one.id) == alone(one, windows), one.id
     if settings == {"num_blocks": 10, "prefix_cache": False}:
         assert engine.counters.preempted > 0
+
+
+def guess(sequence, truth, rng):
+    """Up to five tokens, of which the first ones, or all, are right."""
+    left = sequence.group.request.sampling.max_tokens - sequence.num_output
+    tokens = truth[sequence.num_output :][: min(rng.randrange(6), left - 1)]
+    if tokens and rng.random() < 0.5:
+        tokens[rng.randrange(len(tokens))] = rng.randrange(VOCAB)
+    while set(tokens) & sequence.group.end_ids:
+        tokens.pop()
+    return array("i", tokens)
+
+
+@pytest.mark.parametrize("windows", GROUPS)
+@pytest.mark.parametrize("settings", [{}, {"max_batch_tokens": 9}, {"num_blocks": 12}, {"max_batch_tokens": 1000}])
+def test_drafts_change_nothing(windows, settings):
+    if len([w for w in windows if w]) and "num_blocks" in settings:
+        settings = settings | {"num_blocks": settings["num_blocks"] + 2}
+    engine, executor = make_engine(windows=windows, **settings)
+    rng = random.Random(7)
+    transcript = Transcript()
+    for one in MIX:
+        engine.submit(one)
+    truths = {
+        (one.id, choice): [e.token_id for e in alone(one, windows) if isinstance(e, TokenEvent) and e.choice == choice]
+        for one in MIX
+        for choice in range(one.sampling.n)
+    }
+    while engine.has_work:
+        for sequence in engine.scheduler.running:
+            sequence.draft = guess(sequence, truths[sequence.group.request.id, sequence.choice], rng)
+        transcript.add(engine.step())
+        engine.check()
+    for one in MIX:
+        assert transcript.answers(one.id) == alone(one, windows), one.id
+    plain, plain_executor = make_engine(windows=windows, **settings)
+    expected = run(plain, MIX)
+    for one in MIX:
+        assert transcript.last(one.id).usage.completion_tokens == expected.last(one.id).usage.completion_tokens
+    assert len(executor.steps) < len(plain_executor.steps)
+    again = run(engine, MIX)
+    for one in MIX:
+        assert again.answers(one.id) == alone(one, windows), one.id
 
 
 @pytest.mark.parametrize("windows", [*GROUPS, (33,), (1,), (None, 8)])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from pelton.engine.batch import rows_of
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.pace import LEAST, PLAIN_STEPS, TARGET, Pace, Prices, Shape, num_pairs
 from pelton.engine.scheduler import Scheduler, Work
@@ -130,15 +131,17 @@ class Simulation:
 
     def step(self) -> Work:
         work = self.scheduler.schedule()
-        shape, rows = work.shape, work.rows()
+        shape = work.shape
+        rows = [row for sequence, num_tokens in work.chunks.items() for _, row in rows_of(sequence, num_tokens)]
+        assert shape.num_rows == len(rows)
         seconds = self.true(shape)
         decodes = Work({s: n for s, n in work.chunks.items() if s in self.last})
         if decodes.chunks:
             self.plain.append(self.true(decodes.shape))
-        self.scheduler.commit(work)
+        self.scheduler.commit(work, {})
         self.scheduler.pace.observe(shape, seconds)
         self.now += seconds
-        for sequence in rows:
+        for sequence, _ in rows:
             if sequence in self.last:
                 self.gaps.append(self.now - self.last[sequence])
             self.last[sequence] = self.now

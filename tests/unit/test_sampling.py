@@ -17,6 +17,7 @@ def greedy(num_rows: int = 1) -> SampleArrays:
     zeros, ones = np.zeros(num_rows, np.float32), np.ones(num_rows, np.float32)
     no_ints, no_entries = np.zeros(num_rows, np.int32), np.zeros(num_rows + 1, np.int32)
     return SampleArrays(
+        targets=np.full(num_rows, -1, np.int32),
         temperature=zeros,
         top_p=ones,
         min_p=zeros,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from pelton.engine.batch import rows_of
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.pace import Pace
 from pelton.engine.scheduler import Scheduler
@@ -28,9 +29,10 @@ def step(scheduler: Scheduler) -> dict[Sequence, int]:
     work = scheduler.schedule()
     assert sum(work.chunks.values()) <= scheduler.max_tokens
     assert sum(s.num_slots for s in scheduler.running) <= scheduler.max_sequences
-    chunks, rows = dict(work.chunks), work.rows()
-    scheduler.commit(work)
-    for sequence in rows:
+    chunks = dict(work.chunks)
+    rows = [row for sequence, num_tokens in chunks.items() for _, row in rows_of(sequence, num_tokens)]
+    scheduler.commit(work, {})
+    for sequence, _ in rows:
         sequence.tokens.append(1)
         if sequence.num_output == sequence.group.request.sampling.max_tokens:
             scheduler.finish(sequence)

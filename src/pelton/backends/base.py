@@ -99,9 +99,14 @@ class LoadSpec:
     kv_type: KVType
     num_blocks: tuple[int, ...]  # per cache group, block 0 (NULL_BLOCK) included
     max_tokens: int  # upper bound of T in one step
-    max_sequences: int  # upper bound of S and of R in one step
+    max_sequences: int  # upper bound of S in one step, and of R - T
     max_context: int
     digest: str = ""
+
+    @property
+    def max_rows(self) -> int:
+        """Upper bound of R in one step: a row for each token, and for each choice that forks from one."""
+        return self.max_tokens + self.max_sequences
 
 
 class Backend(Protocol):

@@ -35,6 +35,7 @@ class Draw:
         ints, no_entries = np.zeros(num_rows, np.int32), np.zeros(num_rows + 1, np.int32)
         zeros = np.zeros(num_rows, np.float32)
         return SampleArrays(
+            targets=ints - np.int32(1),
             temperature=zeros + np.float32(self.temperature),
             top_p=zeros + np.float32(self.top_p),
             min_p=zeros,

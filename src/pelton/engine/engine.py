@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pelton.backends.base import NO_TOKEN, Sampled
 from pelton.config import EngineConfig
 from pelton.engine import batch
+from pelton.engine.batch import Row
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.pace import Pace
 from pelton.engine.protocol import Counters, EngineInfo
@@ -17,6 +18,7 @@ from pelton.engine.runner import Runner
 from pelton.engine.sampling import Sampling
 from pelton.engine.scheduler import Scheduler
 from pelton.engine.sequence import Sequence, SequenceGroup
+from pelton.engine.speculative import count_accepted
 from pelton.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, PeltonError
 from pelton.request import (
     Accepted,
@@ -74,15 +76,16 @@ class Engine:
         work = self.scheduler.schedule()
         if work.chunks:
             shape = work.shape
-            rows = work.rows()
-            pending = self.runner.submit(batch.build(work.chunks, len(self.memory.windows)), work.copies)
+            inputs, rows = batch.build(work.chunks, len(self.memory.windows))
+            pending = self.runner.submit(inputs, work.copies)
             if rows:
                 sampled = pending.sample(self._sampling.arrays(rows))
+                accepted = count_accepted(rows, sampled)
+                self.scheduler.commit(work, accepted)
+                self._emit(rows, sampled, accepted)
             else:
                 pending.wait()
-            self.scheduler.commit(work)
-            if rows:
-                self._emit(rows, sampled)
+                self.scheduler.commit(work, {})
             self._counters.steps += 1
             self.pace.observe(shape, self._clock() - started)
         return self._take_events()
@@ -188,11 +191,12 @@ class Engine:
         """Give all memory back."""
         self.runner.close()
 
-    def _emit(self, rows: list[Sequence], sampled: Sampled) -> None:
+    def _emit(self, rows: list[Row], sampled: Sampled, accepted: Mapping[Sequence, int]) -> None:
         errors = sampled.errors.tolist()
-        for row, (sequence, token) in enumerate(zip(rows, sampled.ids.tolist(), strict=True)):
+        for row, ((sequence, offset), token) in enumerate(zip(rows, sampled.ids.tolist(), strict=True)):
             group = sequence.group
-            if sequence.state == "finished":  # another choice of its request could not draw
+            kept = accepted.get(sequence, 0)
+            if offset > kept or sequence.state == "finished":  # another choice of its request could not draw
                 continue
             if errors[row]:
                 self._fail_group(group, _draw_error(errors[row]))
@@ -201,12 +205,13 @@ class Engine:
             if token in group.end_ids:
                 self._finish(sequence, "stop", token)
                 continue
-            sequence.tokens.append(token)
+            if offset == kept:  # those before it are accepted tokens, which it has
+                sequence.tokens.append(token)
             if group.request.sampling.logprobs is None:
                 self._events.append(TokenEvent(group.request.id, sequence.choice, token))
             else:
                 self._events.append(_with_logprobs(sequence, token, sampled, row))
-            if sequence.num_output == group.request.sampling.max_tokens:
+            if offset == kept and sequence.num_output == group.request.sampling.max_tokens:
                 self._finish(sequence, "length")
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None) -> None:

@@ -1,7 +1,8 @@
 """Who runs in the next step and how many tokens each, who waits, who is preempted. Policy over ints: no tensors.
 
 - Waiting sequences are admitted oldest first, as long as their prompts fit into the KV memory that is left.
-- A step has one token budget. Sequences that decode come first, one token each, so that no prompt makes them wait.
+- A step has one token budget. Sequences that decode come first, one token each, so that no prompt makes them wait;
+  then their drafts, as far as there is memory for them without preempting anybody.
   Prefill chunks fill the rest, beside decodes only as far as the step is predicted to keep to the target (`pace`). A
   quarter of it is the oldest prefill's, so that it gets on whatever comes; what remains goes to the shortest first,
   so that a short prompt does not wait for the end of a huge one.
@@ -12,9 +13,12 @@
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import insort
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pelton.engine.batch import num_drafted
 from pelton.engine.kv_memory import Copy, KVMemory
 from pelton.engine.pace import Pace, Shape, num_pairs
 from pelton.engine.sequence import Sequence
@@ -22,7 +26,8 @@ from pelton.engine.sequence import Sequence
 
 @dataclass
 class Work:
-    """One step: sequences with the number of tokens to compute for each, after these copies of blocks."""
+    """One step: sequences with the number of tokens to compute for each, those of its draft included, after these
+    copies of blocks."""
 
     chunks: dict[Sequence, int] = field(default_factory=dict)
     copies: list[Copy] = field(default_factory=list)
@@ -40,15 +45,6 @@ class Work:
             read += start + num_tokens
             pairs += num_pairs(start, num_tokens)
         return Shape(tokens, rows, read, pairs)
-
-    def rows(self) -> list[Sequence]:
-        """The sequences that get a token, those that fork now included, in the order of their logits."""
-        rows: list[Sequence] = []
-        for sequence, num_tokens in self.chunks.items():
-            if sequence.num_computed + num_tokens == sequence.num_tokens:
-                rows.append(sequence)
-                rows.extend(sequence.children)
-        return rows
 
 
 class Scheduler:
@@ -93,13 +89,24 @@ class Scheduler:
                 prefills.append(sequence)
             elif len(work.chunks) < self.max_tokens:
                 self._give_chunk(work, sequence, 1)
+        self._give_drafts(work)
         if prefills:
             self._give_prefills(work, prefills)
         work.copies, self.memory.copies = self.memory.copies, []
         return work
 
+    def _give_drafts(self, work: Work) -> None:
+        """Let sequences that decode try their drafts."""
+        spare = self.max_tokens - len(work.chunks)
+        for sequence in work.chunks:
+            if sequence.draft:
+                num_drafted = min(len(sequence.draft), spare, self.memory.room(sequence) - 1)
+                self.memory.grow(sequence, 1 + num_drafted)
+                work.chunks[sequence] += num_drafted
+                spare -= num_drafted
+
     def _give_prefills(self, work: Work, prefills: list[Sequence]) -> None:
-        tokens, seconds = self.max_tokens - len(work.chunks), self._spare_seconds(work)
+        tokens, seconds = self.max_tokens - sum(work.chunks.values()), self._spare_seconds(work)
         oldest = prefills[0]
         kept_tokens = min(oldest.num_new, -(-tokens // 4))
         kept_seconds = min(seconds / 4, self.pace.chunk_seconds(oldest.num_computed, oldest.num_new))
@@ -176,10 +183,16 @@ class Scheduler:
         sequence.state = "waiting"
         insort(self.waiting, sequence, key=lambda s: s.order)
 
-    def commit(self, work: Work) -> None:
-        """The step has run: its tokens are in memory. Choices whose prompt is complete fork."""
+    def commit(self, work: Work, accepted: Mapping[Sequence, int]) -> None:
+        """The step has run: its tokens are in memory. Of drafts, `accepted` tokens become their sequence's own and the
+        others are forgotten. Choices whose prompt is complete fork."""
         for sequence, num_tokens in work.chunks.items():
             was_prefill = sequence.num_new > 1
+            if drafted := num_drafted(sequence, num_tokens):
+                kept = accepted[sequence]
+                sequence.tokens += sequence.draft[:kept]
+                num_tokens -= drafted - kept
+            sequence.draft = array("i")
             if sequence.group.num_cached is None:
                 sequence.group.num_cached = sequence.num_cached
             self.memory.commit(sequence, num_tokens)

@@ -31,6 +31,8 @@ class Sequence:
         self.state: State = "waiting"
         self.tokens = array("i", group.request.prompt_ids)
         self.num_prompt = len(self.tokens)
+        self.draft = array("i")
+        """A guess at its next tokens, for one step: none of `end_ids`, and fewer than it may still draw."""
         self.num_computed = 0
         self.num_cached = 0
         """Tokens that the prefix cache gave when it was last admitted."""

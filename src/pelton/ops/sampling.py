@@ -45,8 +45,12 @@ NO_TOKEN = 2
 class SampleArrays:
     """Per-row sampling parameters of the R rows of `logit_rows`. Sparse lists are CSR: row r owns entries
     offsets[r] .. offsets[r+1]-1. Temperature 0 is greedy. The chain stands above.
+
+    Rows of one sequence may follow each other: each then stands for a position whose drafted tokens before it are
+    taken for accepted, in all that is given here. No row depends on another's draw.
     """
 
+    targets: I32  # -1: draw; else draw nothing: this token's logprob is asked for
     temperature: F32
     top_p: F32
     min_p: F32
@@ -75,7 +79,7 @@ class Sampled:
     A row whose `errors` entry is not 0 drew nothing: its id is 0 and means nothing.
     """
 
-    ids: I32  # [R]
+    ids: I32  # [R] drawn, or the row's target
     logprobs: F32  # [R] of the drawn ids; zeros where none were wanted
     top_ids: I32  # [R, largest num_logprobs]: descending, ties to the lowest id; zeros behind a row's own number
     top_logprobs: F32
@@ -117,12 +121,15 @@ def sample(logits: F32, params: SampleArrays) -> Sampled:
         if np.isnan(raw).any() or not np.isfinite(raw.max()):
             out.errors[r] = BAD_LOGITS
             continue
-        with np.errstate(over="ignore", invalid="ignore"):
-            edited = edit(raw, params, r)
-        if not np.isfinite(edited.max()):
-            out.errors[r] = NO_TOKEN if edited.max() == -np.inf else BAD_LOGITS
-            continue
-        out.ids[r] = draw(edited, params, r)
+        if params.targets[r] >= 0:
+            out.ids[r] = params.targets[r]
+        else:
+            with np.errstate(over="ignore", invalid="ignore"):
+                edited = edit(raw, params, r)
+            if not np.isfinite(edited.max()):
+                out.errors[r] = NO_TOKEN if edited.max() == -np.inf else BAD_LOGITS
+                continue
+            out.ids[r] = draw(edited, params, r)
         wanted = int(params.num_logprobs[r])
         if wanted >= 0:
             logprobs = log_softmax(raw)

@@ -81,7 +81,7 @@ class CpuBackend:
             for name in plan.weights
             if len(spec.weights[name].shape) == 2
         }
-        key = PlanKey("step", self._machine.isa, spec.kv_type, spec.max_tokens, spec.max_sequences)
+        key = PlanKey("step", self._machine.isa, spec.kv_type, spec.max_tokens, spec.max_rows)
         program = plan_program(plan, key, families, self._prepared_bytes)
         check(program)
         return program
@@ -137,7 +137,7 @@ class CpuExecutor:
         self._program = program
         self._core: _core.Program | None = core
         self._caches = caches
-        self._limits = (spec.max_tokens, spec.max_sequences)
+        self._limits = (spec.max_tokens, spec.max_rows)
         self._vocab_size = spec.vocab_size
         self._fingerprint = fingerprint
         self._step = 0
