@@ -14,7 +14,7 @@ HOMES = {
     "filelock": ("hub/store.py",),
     "starlette": ("server/",),
     "uvicorn": ("server/",),
-    "httpx2": ("bench/", "hub/huggingface.py"),
+    "httpx2": ("bench/", "hub/download.py", "hub/huggingface.py", "hub/package_index.py"),
     "click": ("cli/",),
     "prompt_toolkit": ("cli/",),
     "rich": ("cli/", "llm.py", "bench/"),

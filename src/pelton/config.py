@@ -46,6 +46,9 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Also set by HF_HUB_OFFLINE: fetch nothing."""
     hf_endpoint: str = ""
     """Where the Hugging Face Hub is; also set by HF_ENDPOINT. "": where huggingface_hub says."""
+    ca_bundle: str = ""
+    """Also set by REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE: the certificates that a package index is checked against where
+    pip's `cert` names none."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +99,9 @@ def load(**overrides: Any) -> Config:
         hub["offline"] = True
     if (endpoint := environment.get("HF_ENDPOINT")) and "PELTON_HF_ENDPOINT" not in environment:
         hub["hf_endpoint"] = endpoint
+    bundles = (environment.get(name) for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"))
+    if (bundle := next(filter(None, bundles), None)) and "PELTON_CA_BUNDLE" not in environment:
+        hub["ca_bundle"] = bundle
     return Config(
         engine=_read(EngineConfig, environment, overrides),
         hub=_read(HubConfig, environment, {**hub, **{k: v for k, v in overrides.items() if v is not None}}),

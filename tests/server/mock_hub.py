@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import ssl
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -114,14 +115,16 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def running():
+def running(handler: type[Handler] = Handler, hub: MockHub | None = None, tls: ssl.SSLContext | None = None):
     """A mock hub that is served while the block runs."""
-    hub = MockHub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("HubHandler", (Handler,), {"hub": hub}))
+    hub = hub or MockHub()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("HubHandler", (handler,), {"hub": hub}))
+    if tls:
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    hub.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.server_address[1]}"
     try:
         yield hub
     finally:

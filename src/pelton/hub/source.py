@@ -40,9 +40,10 @@ class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file, and how to gather it at a path. `scratch` is what that takes beside the file itself, in bytes.
+    """A file, and how to gather it at a path. `scratch` is the size of the archive that it comes out of, in bytes,
+    where that is gathered beside it (`store.scratch_path`).
 
-    `download` goes on from what is at the path already where it can, and raises HubError.
+    `download` goes on from what is there already where it can, and raises HubError.
     """
 
     info: FileInfo

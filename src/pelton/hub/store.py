@@ -3,7 +3,7 @@
     HOME/blobs/sha256-<64 hex>    a model file, complete and checked: nothing else is ever put here
     HOME/models/<name>.json       a manifest: which files a name means (the name percent-encoded)
     HOME/sets/<64 hex>/           a split model's parts under their own names, as links to blobs
-    HOME/partial/<64 hex>         a download under way, and its lock
+    HOME/partial/<64 hex>         a download under way; beside it its .lock, and the .scratch that it may come out of
 
 A file moves to `blobs` by rename after its digest was computed, so a half file never counts as a model. Who
 writes or removes a blob holds its lock, across processes.
@@ -106,7 +106,7 @@ class Store:
     def has(self, sha256: str, progress: Callable[[int, int], None]) -> bool:
         """Is that file here, with the right digest? A wrong one is deleted. Only for who holds its lock."""
         blob = self.blob(sha256)
-        if blob.is_file() and _digest(blob, progress) == sha256:
+        if blob.is_file() and digest_of(blob, progress) == sha256:
             return True
         blob.unlink(missing_ok=True)
         return False
@@ -136,7 +136,7 @@ class Store:
     def take_in(self, sha256: str, progress: Callable[[int, int], None]) -> None:
         """Moves the gathered file to the blobs if its digest is right; else deletes it and raises HubError."""
         partial, blob = self.partial(sha256), self.blob(sha256)
-        found = _digest(partial, progress)
+        found = digest_of(partial, progress)
         if found != sha256:
             partial.unlink()
             raise HubError(f"the file that came has SHA-256 {found}, but {sha256} was expected")
@@ -144,6 +144,7 @@ class Store:
             os.fsync(file.fileno())
         blob.parent.mkdir(parents=True, exist_ok=True)
         partial.replace(blob)
+        scratch_path(partial).unlink(missing_ok=True)
 
     def add(self, name: str, source: str, files: Sequence[tuple[str, str]]) -> Entry:
         """Gives a name to blobs that are there, as (file name, digest). Only for who holds their locks."""
@@ -181,7 +182,7 @@ class Store:
         if not blob.is_file():
             raise FormatError(f"{blob}: the file of {entry.name!r} is gone; {again}")
         current = _stat(blob, file.name, file.sha256)
-        if current != file and (current.size != file.size or _digest(blob) != file.sha256):
+        if current != file and (current.size != file.size or digest_of(blob) != file.sha256):
             raise FormatError(f"{blob}: the file of {entry.name!r} has been changed; {again}")
         return current
 
@@ -203,7 +204,12 @@ def _stat(path: Path, name: str, sha256: str) -> StoredFile:
     return StoredFile(name=name, sha256=sha256, size=stat.st_size, mtime_ns=stat.st_mtime_ns, inode=stat.st_ino)
 
 
-def _digest(path: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> str:
+def scratch_path(partial: Path) -> Path:
+    """Where the archive is gathered that the file at `partial` comes out of, if it does. The same lock holds."""
+    return partial.with_suffix(".scratch")
+
+
+def digest_of(path: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> str:
     """SHA-256 of a file."""
     total, done, digest = path.stat().st_size, 0, hashlib.sha256()
     with path.open("rb") as file:

