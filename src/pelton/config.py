@@ -35,6 +35,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences that run at once."""
     max_queue: int = 256
     """Requests that may wait; one more is refused with 429."""
+    max_queue_tokens: int = 1 << 20
+    """Prompt tokens that may wait; a request over that is refused with 429 unless it is the only one."""
+    patience: int = 100_000
+    """Tokens that are computed for others at most, while a priority's requests wait, before it has a turn."""
     prefix_cache: bool = True
 
 

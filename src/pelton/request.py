@@ -69,7 +69,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     continue_final_message: bool = False
     tools: tuple[dict[str, Any], ...] | None = None
     template_kwargs: dict[str, Any] = {}
+    priority: int = 0
+    """The lower, the sooner, as in vLLM."""
     user: str | None = None
+    """Whose request it is; those who wait share the engine by tokens."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
@@ -85,6 +88,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     end_ids: tuple[int, ...] = ()
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
+    priority: int = 0
+    """The lower, the sooner."""
+    tenant: str = ""
+    """Those who wait at one priority share the engine by tokens."""
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):

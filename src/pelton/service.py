@@ -49,6 +49,7 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
 MAX_LOGIT_BIAS = 4096
+MAX_PRIORITY = 1 << 31
 
 
 class Engine(Protocol):
@@ -122,6 +123,7 @@ class Service:
         `max_tokens` over what the context has left is cut to that; the choice then ends with reason "length".
         """
         check_sampling(request.sampling, self.vocab_size)
+        _check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
         prompt_ids = await self.encode(request)
         source = "messages" if request.messages is not None else "prompt"
         sampling = self._complete(request.sampling, len(prompt_ids), source)
@@ -130,6 +132,8 @@ class Service:
             prompt_ids=prompt_ids,
             sampling=msgspec.structs.replace(sampling, stop=()),
             end_ids=self.tokenizer.end_ids,
+            priority=request.priority,
+            tenant=request.user or "",
         )
         events = _Answer(self, engine_request, sampling).events()
         await anext(events)  # The acceptance. From here on, closing `events` aborts the request.

@@ -93,7 +93,7 @@ def test_the_youngest_is_preempted_and_comes_back_first():
     while not scheduler.num_preempted:
         step(scheduler)
     assert [s.state for s in (old, middle, young)] == ["running", "running", "waiting"]
-    assert scheduler.waiting == [young, late]
+    assert list(scheduler.waiting) == [young, late]
     assert young.num_computed == 0
     assert young.num_output > 0
     while scheduler.has_work:
@@ -125,8 +125,8 @@ def test_choices_take_slots_from_the_start():
 def test_the_queue_counts_free_places_too():
     scheduler = make(max_sequences=2, max_queue=1)
     for number in range(3):
-        assert not scheduler.is_full
+        assert not scheduler.is_full(5)
         arrive(scheduler, number, prompt(5, number))
-    assert scheduler.is_full
+    assert scheduler.is_full(5)
     step(scheduler)
-    assert scheduler.is_full
+    assert scheduler.is_full(5)

@@ -138,10 +138,25 @@ def make_engine(
 
 
 def request(
-    id: str, prompt: Sequence[int], *, end_ids: tuple[int, ...] = (), salt: str = "", **params: object
+    id: str,
+    prompt: Sequence[int],
+    *,
+    end_ids: tuple[int, ...] = (),
+    salt: str = "",
+    priority: int = 0,
+    tenant: str = "",
+    **params: object,
 ) -> EngineRequest:
     sampling = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, "seed": 1, **params})  # type: ignore[arg-type]
-    return EngineRequest(id=id, prompt_ids=list(prompt), sampling=sampling, end_ids=end_ids, cache_salt=salt)
+    return EngineRequest(
+        id=id,
+        prompt_ids=list(prompt),
+        sampling=sampling,
+        end_ids=end_ids,
+        cache_salt=salt,
+        priority=priority,
+        tenant=tenant,
+    )
 
 
 def prompt(length: int, start: int = 0) -> list[int]:

@@ -112,6 +112,12 @@ def run(model: str, prompt: tuple[str, ...], **options: Any) -> None:
 )
 @click.option("--max-sequences", type=click.IntRange(1), help="Sequences that run at once. [default: 64]")
 @click.option("--max-queue", type=click.IntRange(0), help="Requests that may wait. [default: 256]")
+@click.option("--max-queue-tokens", type=click.IntRange(1), help="Prompt tokens that may wait. [default: 1048576]")
+@click.option(
+    "--patience",
+    type=click.IntRange(1),
+    help="Tokens computed for more urgent requests before others have a turn. [default: 100000]",
+)
 @click.option("--drain-timeout", type=click.FloatRange(0), help="Seconds for answers to end at shutdown. [default: 30]")
 @engine_options
 def serve(model: str, **options: Any) -> None:

@@ -62,6 +62,8 @@ class Engine:
             max_tokens=config.max_batch_tokens,
             max_sequences=runner.max_sequences,
             max_queue=config.max_queue,
+            max_queue_tokens=config.max_queue_tokens,
+            patience=config.patience,
         )
         self.context = runner.context
         self._sampling = Sampling()
@@ -156,8 +158,11 @@ class Engine:
                 f"exceeds the context of {self.context} tokens",
                 param="max_tokens" if len(request.prompt_ids) < self.context else "prompt",
             )
-        if self.scheduler.is_full:
-            raise Overloaded(f"{len(self.scheduler.waiting)} requests are waiting; try again later")
+        if self.scheduler.is_full(len(request.prompt_ids)):
+            waiting = self.scheduler.waiting
+            raise Overloaded(
+                f"{len(waiting)} requests with {waiting.num_tokens} prompt tokens are waiting; try again later"
+            )
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one of its choices, at once; its blocks are free for the next step."""

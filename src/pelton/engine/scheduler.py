@@ -1,13 +1,14 @@
 """Who runs in the next step and how many tokens each, who waits, who is preempted. Policy over ints: no tensors.
 
-- Waiting sequences are admitted oldest first, as long as their prompts fit into the KV memory that is left.
+- Waiting sequences are admitted in the order of `waiting`: by priority, then fair among tenants, then by age, as long
+  as their prompts fit into the KV memory that is left. A sequence displaces running ones of a worse priority.
 - A step has one token budget. Sequences that decode come first, one token each, so that no prompt makes them wait;
   then their drafts, as far as there is memory for them without preempting anybody.
   Prefill chunks fill the rest, beside decodes only as far as the step is predicted to keep to the target (`pace`). A
   quarter of it is the oldest prefill's, so that it gets on whatever comes; what remains goes to the shortest first,
   so that a short prompt does not wait for the end of a huge one.
-- When blocks run out, the youngest sequence is preempted: it gives everything back, waits, and is computed again
-  later (out of the prefix cache, if its blocks are still there). Its output so far stays its output.
+- When blocks run out, the youngest sequence of the worst priority is preempted: it gives everything back, waits, and is
+  computed again later (out of the prefix cache, if its blocks are still there). Its output so far stays its output.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pelton.engine.batch import num_drafted
-from pelton.engine.kv_memory import Copy, KVMemory
+from pelton.engine.fairness import OUTPUT
+from pelton.engine.kv_memory import Copy, KVMemory, Match
 from pelton.engine.pace import Pace, Shape, num_pairs
 from pelton.engine.sequence import Sequence
+from pelton.engine.waiting import WaitingQueue
 
 
 @dataclass
@@ -49,17 +52,29 @@ class Work:
 
 class Scheduler:
     """The sequences of all requests in flight. `max_tokens` is the budget of a step, `max_sequences` how many run
-    at once, a choice that is still to fork included; `max_queue` bounds what waits beyond those."""
+    at once, a choice that is still to fork included; `max_queue` and `max_queue_tokens` bound what waits beyond
+    those; `patience` is that of the `WaitingQueue`."""
 
-    def __init__(self, memory: KVMemory, pace: Pace, *, max_tokens: int, max_sequences: int, max_queue: int) -> None:
+    def __init__(
+        self,
+        memory: KVMemory,
+        pace: Pace,
+        *,
+        max_tokens: int,
+        max_sequences: int,
+        max_queue: int,
+        max_queue_tokens: int = 1 << 62,
+        patience: int = 1 << 62,
+    ) -> None:
         self.memory = memory
         self.pace = pace
         self.max_tokens = max_tokens
         self.max_sequences = max_sequences
         self.max_queue = max_queue
-        self.waiting: list[Sequence] = []
+        self.max_queue_tokens = max_queue_tokens
+        self.waiting = WaitingQueue(patience)
         self.running: list[Sequence] = []
-        """Both oldest first."""
+        """The most urgent first, then the oldest."""
         self.num_preempted = 0
 
     @property
@@ -67,22 +82,25 @@ class Scheduler:
         """Is there anything to schedule?"""
         return bool(self.running or self.waiting)
 
-    @property
-    def is_full(self) -> bool:
-        """Would one more sequence exceed the queue?"""
-        return len(self.waiting) >= self.max_queue + self.max_sequences - self._num_slots()
+    def is_full(self, num_tokens: int) -> bool:
+        """Would a sequence with a prompt of so many tokens exceed the queue?"""
+        num_queued = len(self.waiting) - max(0, self.max_sequences - self._num_slots())
+        if num_queued < 0:
+            return False
+        is_long = num_queued > 0 and self.waiting.num_tokens + num_tokens > self.max_queue_tokens
+        return num_queued >= self.max_queue or is_long
 
     def _num_slots(self) -> int:
         return sum(sequence.num_slots for sequence in self.running)
 
     def add(self, sequence: Sequence) -> None:
         """A new sequence waits. It is the youngest."""
-        self.waiting.append(sequence)
+        self.waiting.add(sequence)
 
     def schedule(self) -> Work:
         """Pick the next step's work and give it the blocks that it needs."""
-        self._admit()
         work = Work()
+        self._admit(work)
         prefills: list[Sequence] = []
         for sequence in list(self.running):
             if sequence.num_new > 1 or sequence.children:
@@ -107,10 +125,10 @@ class Scheduler:
 
     def _give_prefills(self, work: Work, prefills: list[Sequence]) -> None:
         tokens, seconds = self.max_tokens - sum(work.chunks.values()), self._spare_seconds(work)
-        oldest = prefills[0]
+        oldest = min(prefills, key=lambda s: s.age)
         kept_tokens = min(oldest.num_new, -(-tokens // 4))
         kept_seconds = min(seconds / 4, self.pace.chunk_seconds(oldest.num_computed, oldest.num_new))
-        for sequence in sorted(prefills, key=lambda s: s.num_new):
+        for sequence in sorted(prefills, key=lambda s: (s.rank, s.num_new)):
             self._extend_match(sequence)
             if sequence is oldest:
                 kept_tokens, kept_seconds = 0, 0.0
@@ -138,25 +156,40 @@ class Scheduler:
                 self.memory.release(sequence)
                 self.memory.attach(sequence, match)
 
-    def _admit(self) -> None:
-        if not self.waiting:
-            return
-        num_slots = self._num_slots()
-        prefills = [sequence for sequence in self.running if sequence.num_new > 1]
-        while self.waiting and num_slots + self.waiting[0].num_slots <= self.max_sequences:
-            sequence = self.waiting[0]
-            match = self.memory.match(sequence)
-            if not self.memory.can_admit(sequence, match, prefills):
+    def _admit(self, work: Work) -> None:
+        while self.waiting:
+            sequence = self.waiting.first()
+            match = self._make_room(work, sequence)
+            if match is None:
                 break
+            self.waiting.admit(sequence, sequence.num_new - match.length)
             self.memory.attach(sequence, match)
-            del self.waiting[0]
-            sequence.state = "running"
-            insort(self.running, sequence, key=lambda s: s.order)
-            prefills.append(sequence)
-            num_slots += sequence.num_slots
+            self._run(sequence)
+
+    def _make_room(self, work: Work, sequence: Sequence) -> Match | None:
+        """What the cache has for a sequence that fits now, running ones of a worse priority displaced if need be; None
+        if it does not fit."""
+        displaced = [other for other in reversed(self.running) if other.rank > sequence.rank]
+        free = self.max_sequences - self._num_slots() - sequence.num_slots
+        if free + sum(other.num_slots for other in displaced) < 0:
+            return None
+        while True:
+            if free >= 0:
+                match = self.memory.match(sequence)
+                if self.memory.can_admit(sequence, match, [s for s in self.running if s.num_new > 1]):
+                    return match
+            if not displaced:
+                return None
+            victim = displaced.pop(0)
+            free += victim.num_slots
+            self._preempt(work, victim)
+
+    def _run(self, sequence: Sequence) -> None:
+        sequence.state = "running"
+        insort(self.running, sequence, key=lambda s: s.order)
 
     def _give_chunk(self, work: Work, sequence: Sequence, num_tokens: int) -> None:
-        """Put a sequence into the step with as many of these tokens as there is memory for, preempting younger ones
+        """Put a sequence into the step with as many of these tokens as there is memory for, preempting those behind it
         if need be. A sequence that gets no memory keeps its blocks and stands still."""
         if sequence.state != "running":
             return
@@ -164,10 +197,10 @@ class Scheduler:
             work.chunks[sequence] = num_tokens
             return
         while (room := self.memory.room(sequence)) < num_tokens:
-            youngest = self.running[-1]
-            if youngest is sequence:
+            last = self.running[-1]
+            if last is sequence:
                 break
-            self._preempt(work, youngest)
+            self._preempt(work, last)
         if (num_tokens := min(num_tokens, room)) > 0:
             self.memory.grow(sequence, num_tokens)
             work.chunks[sequence] = num_tokens
@@ -181,13 +214,13 @@ class Scheduler:
 
     def _wait_again(self, sequence: Sequence) -> None:
         sequence.state = "waiting"
-        insort(self.waiting, sequence, key=lambda s: s.order)
+        self.waiting.put_back(sequence)
 
     def commit(self, work: Work, accepted: Mapping[Sequence, int]) -> None:
         """The step has run: its tokens are in memory. Of drafts, `accepted` tokens become their sequence's own and the
         others are forgotten. Choices whose prompt is complete fork."""
         for sequence, num_tokens in work.chunks.items():
-            was_prefill = sequence.num_new > 1
+            was_prefill, kept = sequence.num_new > 1, 0
             if drafted := num_drafted(sequence, num_tokens):
                 kept = accepted[sequence]
                 sequence.tokens += sequence.draft[:kept]
@@ -196,6 +229,9 @@ class Scheduler:
             if sequence.group.num_cached is None:
                 sequence.group.num_cached = sequence.num_cached
             self.memory.commit(sequence, num_tokens)
+            self.waiting.num_computed += num_tokens
+            if not sequence.num_new:
+                self.waiting.shares.charge(sequence.group.tenant, OUTPUT * (sequence.num_slots + kept))
             if was_prefill and not sequence.num_new:
                 self.memory.publish_tail(sequence)
             if sequence.children and not sequence.num_new:
@@ -204,9 +240,9 @@ class Scheduler:
     def _fork(self, sequence: Sequence) -> None:
         children, sequence.children = sequence.children, []
         for child in children:
+            child.rank = sequence.rank
             if self.memory.fork(sequence, child):
-                child.state = "running"
-                insort(self.running, child, key=lambda s: s.order)
+                self._run(child)
             else:
                 self._wait_again(child)
 
@@ -232,6 +268,7 @@ class Scheduler:
         """The first of the choices that would fork from a sequence takes its place."""
         heir, *others = sequence.children
         heir.children, sequence.children = others, []
+        heir.rank = sequence.rank
         return heir
 
     def _hand_over(self, sequence: Sequence) -> None:
@@ -239,8 +276,7 @@ class Scheduler:
         heir.tables, heir.node = sequence.tables, sequence.node
         heir.num_computed, heir.num_cached = sequence.num_computed, sequence.num_cached
         sequence.tables, sequence.node, sequence.num_computed = (), None, 0
-        heir.state = "running"
-        insort(self.running, heir, key=lambda s: s.order)
+        self._run(heir)
 
     def check(self) -> None:
         """Raise `InternalError` unless every block is accounted for."""

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from pelton.engine.prefix_cache import Node
     from pelton.engine.sampling import History
 
+URGENT = -(1 << 63)
+"""The rank of a sequence whose turn came because it had waited too long: before any priority."""
+
 State = Literal["waiting", "running", "forking", "finished"]
 
 
@@ -26,8 +29,8 @@ class Sequence:
     def __init__(self, group: SequenceGroup, choice: int) -> None:
         self.group = group
         self.choice = choice
-        self.order = (group.arrival, choice)
-        """Age: the smaller, the older."""
+        self.rank = group.request.priority
+        """The lower, the more urgent."""
         self.state: State = "waiting"
         self.tokens = array("i", group.request.prompt_ids)
         self.num_prompt = len(self.tokens)
@@ -44,6 +47,16 @@ class Sequence:
         """Token counts for the penalties, where it has any."""
         self.children: list[Sequence] = []
         """The choices that fork from it when its prefill is done."""
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """The most urgent first, then the oldest."""
+        return self.rank, self.group.arrival, self.choice
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """The oldest first."""
+        return self.group.arrival, self.choice
 
     @property
     def num_tokens(self) -> int:
@@ -72,6 +85,7 @@ class SequenceGroup:
     def __init__(self, request: EngineRequest, arrival: int) -> None:
         self.request = request
         self.arrival = arrival
+        self.tenant = request.tenant
         self.num_cached: int | None = None
         """Prompt tokens that came from the prefix cache; None until the first step."""
         self.num_completion = 0

@@ -35,6 +35,7 @@ def routes(pool: Pool) -> list[Route]:
             add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
             continue_final_message=continues,
             template_kwargs=body.chat_template_kwargs or {},
+            priority=body.priority or 0,
             user=body.user,
         )
         reply = ChatReply(request.id, body, extras, wants_logprobs=bool(body.logprobs))
@@ -46,6 +47,7 @@ def routes(pool: Pool) -> list[Route]:
             id=f"cmpl-{secrets.token_hex(12)}",
             model=body.model,
             sampling=_sampling(body, body.max_tokens if body.max_tokens is not None else 16, body.logprobs),
+            priority=body.priority or 0,
             user=body.user,
         )
         reply = CompletionReply(base.id, body, extras, wants_logprobs=body.logprobs is not None)

@@ -47,6 +47,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    priority: int | None = None
 
 
 class WireMessage(msgspec.Struct, frozen=True, kw_only=True):
