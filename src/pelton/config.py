@@ -37,6 +37,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that may wait; one more is refused with 429."""
     max_queue_tokens: int = 1 << 20
     """Prompt tokens that may wait; a request over that is refused with 429 unless it is the only one."""
+    queue_timeout: float = 0.0
+    """Seconds that a request may wait for its turn; 0: any time. A request can set its own."""
+    request_timeout: float = 0.0
+    """Seconds that a request may take in all; 0: any time. A request can set its own."""
     patience: int = 100_000
     """Tokens that are computed for others at most, while a priority's requests wait, before it has a turn."""
     prefix_cache: bool = True

@@ -7,7 +7,9 @@ PeltonError                       500  the root; anything else that escapes is a
 |- ModelNotFound                  404  no model of that name
 |- Overloaded                     429  the queue is full: try again after `retry_after` seconds
 |- Unavailable                    503  draining, or the engine is being started again
+|  |- QueueTimeout                503  the request has waited longer than it may
 |  `- EngineDied                  503  the engine process ended while the request was in flight
+|- TimedOut                       504  the request has taken longer than it may
 |- InsufficientMemory             507  the plan for a model does not fit: says what it needs and what there is
 |- FormatError                    422  a model file's bytes are wrong: says which file and which field
 |- UnsupportedModel               422  well-formed, but Pelton cannot run it: says what is missing
@@ -31,10 +33,15 @@ class PeltonError(Exception):
     code: ClassVar[str | None] = None
     """The `code` field of an OpenAI-shaped error body."""
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    retry_after: float | None = None
+    """Seconds after which it is worth trying again, where it is."""
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        if retry_after is not None:
+            self.retry_after = retry_after
 
 
 class InvalidRequest(PeltonError):
@@ -70,10 +77,7 @@ class Overloaded(PeltonError):
     status = 429
     type = "rate_limit_error"
     code = "queue_full"
-
-    def __init__(self, message: str, *, param: str | None = None, retry_after: float = 1.0) -> None:
-        super().__init__(message, param=param)
-        self.retry_after = retry_after
+    retry_after = 1.0
 
 
 class Unavailable(PeltonError):
@@ -81,12 +85,26 @@ class Unavailable(PeltonError):
 
     status = 503
     code = "unavailable"
+    retry_after = 1.0
+
+
+class QueueTimeout(Unavailable):
+    """The request has waited for its turn as long as it may."""
+
+    code = "queue_timeout"
 
 
 class EngineDied(Unavailable):
     """The engine process ended while this request was in flight."""
 
     code = "engine_died"
+
+
+class TimedOut(PeltonError):
+    """The request has not ended in the time that it may take."""
+
+    status = 504
+    code = "timeout"
 
 
 class InsufficientMemory(PeltonError):

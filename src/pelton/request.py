@@ -73,6 +73,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """The lower, the sooner, as in vLLM."""
     user: str | None = None
     """Whose request it is; those who wait share the engine by tokens."""
+    timeout: float | None = None
+    """Seconds that the request may take in all; None: the server's setting."""
+    queue_timeout: float | None = None
+    """Seconds that it may wait for its turn; None: the server's setting."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
@@ -92,6 +96,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """The lower, the sooner."""
     tenant: str = ""
     """Those who wait at one priority share the engine by tokens."""
+    timeout: float | None = None
+    """Seconds from its arrival to its end; None: as configured."""
+    queue_timeout: float | None = None
+    """Seconds from its arrival to its first step; None: as configured."""
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
@@ -148,6 +156,8 @@ class ErrorEvent(msgspec.Struct, frozen=True, array_like=True, tag="error"):
     kind: str
     message: str
     param: str | None = None
+    retry_after: float | None = None
+    """Seconds after which it is worth trying again, where it is."""
 
 
 Event = Accepted | TokenEvent | Finish | Done | ErrorEvent

@@ -50,6 +50,7 @@ MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
 MAX_LOGIT_BIAS = 4096
 MAX_PRIORITY = 1 << 31
+MIN_TIMEOUT = 0.001
 
 
 class Engine(Protocol):
@@ -123,7 +124,7 @@ class Service:
         `max_tokens` over what the context has left is cut to that; the choice then ends with reason "length".
         """
         check_sampling(request.sampling, self.vocab_size)
-        _check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        _check_policy(request)
         prompt_ids = await self.encode(request)
         source = "messages" if request.messages is not None else "prompt"
         sampling = self._complete(request.sampling, len(prompt_ids), source)
@@ -134,6 +135,8 @@ class Service:
             end_ids=self.tokenizer.end_ids,
             priority=request.priority,
             tenant=request.user or "",
+            timeout=request.timeout,
+            queue_timeout=request.queue_timeout,
         )
         events = _Answer(self, engine_request, sampling).events()
         await anext(events)  # The acceptance. From here on, closing `events` aborts the request.
@@ -340,6 +343,13 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
         raise InvalidRequest(message, param="logit_bias")
     for bias in sampling.logit_bias.values():
         _check_range("logit_bias", bias, -100, 100)
+
+
+def _check_policy(request: Request) -> None:
+    _check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    for name, seconds in (("timeout", request.timeout), ("queue_timeout", request.queue_timeout)):
+        if seconds is not None:
+            _check_range(name, seconds, MIN_TIMEOUT, math.inf)
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

@@ -65,7 +65,8 @@ def test_chat(client, service):
         frequency_penalty=0.2,
         logit_bias={"5": -100},
         extra_body={"top_k": 4, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 2, "stop_token_ids": [9],
-                    "ignore_eos": True, "skip_special_tokens": False, "priority": -3},
+                    "ignore_eos": True, "skip_special_tokens": False, "priority": -3, "timeout": 60,
+                    "queue_timeout": 2.5},
         user="ada",
     )  # fmt: skip
     assert answer.choices[0].message.content == "Hello 🦙"
@@ -82,7 +83,8 @@ def test_chat(client, service):
     assert (sampling.min_tokens, sampling.stop_token_ids, sampling.ignore_eos) == (2, (9,), True)
     assert sampling.logit_bias == {5: -100}
     assert sampling.skip_special_tokens is False
-    assert (service.requests[0].priority, service.requests[0].user) == (-3, "ada")
+    request = service.requests[0]
+    assert (request.priority, request.user, request.timeout, request.queue_timeout) == (-3, "ada", 60, 2.5)
     assert service.requests[0].messages[1].content == ({"type": "text", "text": "Hi"},)
     assert service.requests[0].messages[2].reasoning_content == "They greet."
 

@@ -116,6 +116,15 @@ def test_priority_and_tenant_reach_the_engine() -> None:
         answer(engine, request(prompt="hi", priority=1 << 40))
 
 
+def test_timeouts_reach_the_engine() -> None:
+    engine = ScriptedEngine(saying(ids("x")))
+    answer(engine, request(prompt="hi", timeout=9.0, queue_timeout=0.5))
+    assert (engine.requests[0].timeout, engine.requests[0].queue_timeout) == (9.0, 0.5)
+    for bad in ({"timeout": 0.0}, {"timeout": float("nan")}, {"queue_timeout": -1.0}):
+        with pytest.raises(InvalidRequest, match="timeout"):
+            answer(engine, request(prompt="hi", **bad))
+
+
 def test_a_chat_goes_through_the_template() -> None:
     engine = ScriptedEngine(saying(ids("x")))
     answer(engine, request(messages=CHAT))

@@ -4,8 +4,9 @@ given back too early changes the output, or reads a slot that was never written.
 
 from __future__ import annotations
 
+import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -120,7 +121,11 @@ class ToyExecutor:
 
 
 def make_engine(
-    *, windows: tuple[int | None, ...] = (None,), num_blocks: int | tuple[int, ...] = 200, **settings: object
+    *,
+    windows: tuple[int | None, ...] = (None,),
+    num_blocks: int | tuple[int, ...] = 200,
+    clock: Callable[[], float] = time.perf_counter,
+    **settings: object,
 ) -> tuple[Engine, ToyExecutor]:
     config = EngineConfig(**{"max_batch_tokens": 64, "max_sequences": 8, **settings})  # type: ignore[arg-type]
     counts = (num_blocks,) * len(windows) if isinstance(num_blocks, int) else num_blocks
@@ -134,7 +139,7 @@ def make_engine(
         max_sequences=min(config.max_sequences, config.max_batch_tokens),
         plan=plan,
     )
-    return Engine(runner, config), executor
+    return Engine(runner, config, clock), executor
 
 
 def request(

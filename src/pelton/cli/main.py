@@ -118,6 +118,8 @@ def run(model: str, prompt: tuple[str, ...], **options: Any) -> None:
     type=click.IntRange(1),
     help="Tokens computed for more urgent requests before others have a turn. [default: 100000]",
 )
+@click.option("--queue-timeout", type=click.FloatRange(0), help="Seconds a request may wait. [default: any time]")
+@click.option("--request-timeout", type=click.FloatRange(0), help="Seconds a request may take. [default: any time]")
 @click.option("--drain-timeout", type=click.FloatRange(0), help="Seconds for answers to end at shutdown. [default: 30]")
 @engine_options
 def serve(model: str, **options: Any) -> None:

@@ -30,7 +30,7 @@ ProgressCallback = Callable[[float], None]
 
 def error_of(event: ErrorEvent) -> errors.PeltonError:
     """The exception that an error event stands for."""
-    return error_from(event.kind, event.message, event.param)
+    return error_from(event.kind, event.message, event.param, event.retry_after)
 
 
 class Link(Protocol):

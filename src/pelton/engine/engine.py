@@ -11,6 +11,7 @@ from pelton.backends.base import NO_TOKEN, Sampled
 from pelton.config import EngineConfig
 from pelton.engine import batch
 from pelton.engine.batch import Row
+from pelton.engine.deadlines import Deadlines
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.pace import Pace
 from pelton.engine.protocol import Counters, EngineInfo
@@ -45,7 +46,7 @@ class Engine:
     """Runs the requests that are submitted to it. Every request ends in exactly one `Done` or `ErrorEvent`."""
 
     def __init__(self, runner: Runner, config: EngineConfig, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`clock` gives seconds; nothing but policy depends on it."""
+        """`clock` gives seconds, for policy and timeouts."""
         self.runner = runner
         self._clock = clock
         self.pace = Pace(config.target_itl / 1000)
@@ -68,6 +69,7 @@ class Engine:
         self.context = runner.context
         self._sampling = Sampling()
         self._groups: dict[str, SequenceGroup] = {}
+        self._deadlines = Deadlines(config.queue_timeout, config.request_timeout)
         self._num_arrived = 0
         self._events: list[Event] = []
         self._counters = Counters(kv_blocks_total=sum(pool.num_usable for pool in self.memory.pools))
@@ -75,6 +77,8 @@ class Engine:
     def step(self) -> list[Event]:
         """One step of everything that runs. The events are also those of submissions and aborts since the last."""
         started = self._clock()
+        for group, error in self._deadlines.expired(self._groups, started):
+            self._fail_group(group, error)
         work = self.scheduler.schedule()
         if work.chunks:
             shape = work.shape
@@ -127,11 +131,12 @@ class Engine:
         try:
             self._check(request)
         except PeltonError as error:
-            self._events.append(ErrorEvent(request.id, type(error).__name__, error.message, error.param))
+            self._events.append(_error_event(request.id, error))
             return
         self._num_arrived += 1
         self._counters.requests += 1
         group = self._groups[request.id] = SequenceGroup(request, self._num_arrived)
+        self._deadlines.add(group, self._clock())
         self.scheduler.add(group.sequences[0])
         self._events.append(Accepted(request.id))
 
@@ -161,7 +166,8 @@ class Engine:
         if self.scheduler.is_full(len(request.prompt_ids)):
             waiting = self.scheduler.waiting
             raise Overloaded(
-                f"{len(waiting)} requests with {waiting.num_tokens} prompt tokens are waiting; try again later"
+                f"{len(waiting)} requests with {waiting.num_tokens} prompt tokens are waiting; try again later",
+                retry_after=self.scheduler.seconds_to_serve(),
             )
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
@@ -237,7 +243,7 @@ class Engine:
         for sequence in group.sequences:
             if sequence.state != "finished":
                 self.scheduler.finish(sequence)
-        self._end(group, ErrorEvent(group.request.id, type(error).__name__, error.message, error.param))
+        self._end(group, _error_event(group.request.id, error))
 
     def _end(self, group: SequenceGroup, event: Done | ErrorEvent) -> None:
         self._counters.completion_tokens += group.num_completion
@@ -247,6 +253,10 @@ class Engine:
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
+
+
+def _error_event(id: str, error: PeltonError) -> ErrorEvent:
+    return ErrorEvent(id, type(error).__name__, error.message, error.param, error.retry_after)
 
 
 def _draw_error(code: int) -> PeltonError:

@@ -29,11 +29,13 @@ STOP_GRACE = 2.0
 ProgressCallback = Callable[[float], None]
 
 
-def error_from(kind: str, message: str, param: str | None = None) -> errors.PeltonError:
+def error_from(
+    kind: str, message: str, param: str | None = None, retry_after: float | None = None
+) -> errors.PeltonError:
     """An exception by the name of its class in `errors`; `InternalError` for a name that is not there."""
     found = getattr(errors, kind, None)
     if isinstance(found, type) and issubclass(found, errors.PeltonError):
-        return found(message, param=param)
+        return found(message, param=param, retry_after=retry_after)
     return errors.InternalError(f"{kind}: {message}", param=param)
 
 

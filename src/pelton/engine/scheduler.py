@@ -76,6 +76,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         """The most urgent first, then the oldest."""
         self.num_preempted = 0
+        self._mean_output = 100.0
+        """Tokens of an answer, over those that ended lately."""
 
     @property
     def has_work(self) -> bool:
@@ -89,6 +91,15 @@ class Scheduler:
             return False
         is_long = num_queued > 0 and self.waiting.num_tokens + num_tokens > self.max_queue_tokens
         return num_queued >= self.max_queue or is_long
+
+    def seconds_to_serve(self) -> float:
+        """About how long it takes until all that waits now has begun: its prompts, and the answers before it."""
+        prompts = self.waiting.num_tokens + sum(s.num_new for s in self.running if s.num_new > 1)
+        num_rows = self.max_sequences
+        num_read = num_rows * sum(s.num_tokens for s in self.running) // max(1, len(self.running))
+        plain = self.pace.predict(Shape(num_rows, num_rows, num_read, num_read))
+        rounds = len(self.waiting) / self.max_sequences
+        return self.pace.prices.token * prompts + rounds * self._mean_output * plain
 
     def _num_slots(self) -> int:
         return sum(sequence.num_slots for sequence in self.running)
@@ -262,6 +273,8 @@ class Scheduler:
                 self._wait_again(heir)
         elif sequence.state == "forking":
             sequence.group.parent_of(sequence).children.remove(sequence)
+        if sequence.num_output:
+            self._mean_output += (sequence.num_output - self._mean_output) / 16
         sequence.state = "finished"
 
     def _promote(self, sequence: Sequence) -> Sequence:

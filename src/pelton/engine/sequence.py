@@ -105,6 +105,11 @@ class SequenceGroup:
         return next(sequence for sequence in self.sequences if child in sequence.children)
 
     @property
+    def has_started(self) -> bool:
+        """Has any of it been computed?"""
+        return self.num_cached is not None
+
+    @property
     def is_finished(self) -> bool:
         """Have all choices ended?"""
         return all(sequence.state == "finished" for sequence in self.sequences)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 import socket
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from pelton.config import ServerConfig
-from pelton.errors import ConfigError, InternalError, InvalidRequest, Overloaded, PeltonError
+from pelton.errors import ConfigError, InternalError, InvalidRequest, PeltonError
 from pelton.pool import Pool
 from pelton.server import openai
 from pelton.server.guard import Guard
@@ -54,7 +55,7 @@ def build(pool: Pool, config: ServerConfig) -> Guard:
 
 
 def _response(error: PeltonError) -> Response:
-    headers = {"retry-after": str(max(1, round(error.retry_after)))} if isinstance(error, Overloaded) else {}
+    headers = {} if error.retry_after is None else {"retry-after": str(max(1, math.ceil(error.retry_after)))}
     return JSON(error_body(error), status_code=error.status, headers=headers)
 
 

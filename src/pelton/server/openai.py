@@ -36,6 +36,8 @@ def routes(pool: Pool) -> list[Route]:
             continue_final_message=continues,
             template_kwargs=body.chat_template_kwargs or {},
             priority=body.priority or 0,
+            timeout=body.timeout,
+            queue_timeout=body.queue_timeout,
             user=body.user,
         )
         reply = ChatReply(request.id, body, extras, wants_logprobs=bool(body.logprobs))
@@ -48,6 +50,8 @@ def routes(pool: Pool) -> list[Route]:
             model=body.model,
             sampling=_sampling(body, body.max_tokens if body.max_tokens is not None else 16, body.logprobs),
             priority=body.priority or 0,
+            timeout=body.timeout,
+            queue_timeout=body.queue_timeout,
             user=body.user,
         )
         reply = CompletionReply(base.id, body, extras, wants_logprobs=body.logprobs is not None)

@@ -48,6 +48,10 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     priority: int | None = None
+    # as LiteLLM names it; seconds
+    timeout: float | None = None
+    # ours
+    queue_timeout: float | None = None
 
 
 class WireMessage(msgspec.Struct, frozen=True, kw_only=True):

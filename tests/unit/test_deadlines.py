@@ -1,0 +1,97 @@
+"""Timeouts, with a clock of the test's own; and when it is worth coming back."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from pelton.engine.pace import Shape
+from pelton.request import Done, EngineRequest, ErrorEvent, TokenEvent
+from tests.unit.toy_executor import Transcript, make_engine, prompt, request, run
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def limited(id: str, length: int = 5, max_tokens: int = 500, n: int = 1, **limits: float) -> EngineRequest:
+    return msgspec.structs.replace(request(id, prompt(length), max_tokens=max_tokens, n=n, temperature=1.0), **limits)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_a_request_waits_no_longer_than_it_may(clock):
+    engine, _ = make_engine(clock=clock, max_sequences=2, queue_timeout=10.0)
+    transcript = Transcript()
+    asked = [limited("runs"), limited("runs too"), limited("waits"), limited("waits longer", queue_timeout=30.0)]
+    for one in asked:
+        engine.submit(one)
+    for now, ended in ((1009.9, 0), (1010.0, 1), (1029.9, 1), (1030.0, 2)):
+        clock.now = now
+        transcript.add(engine.step())
+        engine.check()
+        assert sum(isinstance(events[-1], ErrorEvent) for events in transcript.events.values()) == ended
+    for id in ("waits", "waits longer"):
+        event = transcript.last(id)
+        assert (event.kind, event.param) == ("QueueTimeout", "queue_timeout")
+    clock.now += 1000  # those that have begun have no such limit
+    run(engine, transcript=transcript)
+    assert isinstance(transcript.last("runs"), Done)
+
+
+@pytest.mark.parametrize("place", ["decoding", "prefill", "waiting", "forking"])
+def test_a_request_takes_no_longer_than_it_may(clock, place):
+    engine, _ = make_engine(clock=clock, max_sequences=3)
+    transcript = Transcript()
+    if place == "waiting":
+        for i in range(3):
+            engine.submit(limited(str(i), max_tokens=40))
+    length, n = {"decoding": (5, 3), "prefill": (900, 1), "forking": (900, 3)}.get(place, (5, 1))
+    engine.submit(limited("a", length, n=n, timeout=5.0))
+    for _ in range(3):
+        transcript.add(engine.step())
+    clock.now += 4.9
+    transcript.add(engine.step())
+    engine.submit(limited("other", max_tokens=3))
+    clock.now += 0.1
+    transcript.add(engine.step())
+    engine.check()
+    event = transcript.last("a")
+    assert (event.kind, event.param) == ("TimedOut", "timeout")
+    assert bool(transcript.tokens("a")) == (place == "decoding")
+    run(engine, transcript=transcript)
+    assert isinstance(transcript.last("other"), Done)
+
+
+def test_a_limit_of_one_that_has_ended_does_not_end_the_next_of_its_name(clock):
+    engine, _ = make_engine(clock=clock, request_timeout=5.0)
+    run(engine, [limited("a", max_tokens=2)])
+    clock.now += 4
+    engine.submit(limited("a", max_tokens=2))
+    clock.now += 2
+    assert any(isinstance(event, TokenEvent) for event in engine.step())
+
+
+def test_a_full_queue_says_when_to_come_back(clock):
+    def refused(length: int, num_waiting: int) -> float:
+        engine, _ = make_engine(clock=clock, max_sequences=2, max_queue=num_waiting)
+        transcript = Transcript()
+        for _ in range(3):
+            engine.pace.observe(Shape(100, 1, 100, 5000), 2.0)
+        for i in range(num_waiting + 3):
+            engine.submit(limited(str(i), length))
+        transcript.add(engine.step())
+        event = transcript.last(str(num_waiting + 2))
+        assert event.kind == "Overloaded"
+        assert f"{num_waiting + 2} requests with {length * (num_waiting + 2)} prompt tokens" in event.message
+        return event.retry_after
+
+    few, many, long = refused(5, 2), refused(5, 20), refused(500, 2)
+    assert few < many
+    assert few < long
