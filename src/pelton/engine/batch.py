@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from pelton.engine.sequence import Sequence
-from pelton.ops.data import I32, Batch
+from pelton.ops.data import I32, NULL_BLOCK, Batch
 
 
 class Row(NamedTuple):
@@ -21,28 +22,30 @@ class Row(NamedTuple):
 def build(chunks: dict[Sequence, int], num_groups: int) -> tuple[Batch, list[Row]]:
     """The arrays of one step, and what its logit rows are for. Each sequence brings its next tokens, those of its draft
     behind its own."""
-    ids: list[int] = []
-    positions: list[int] = []
-    starts = [0]
+    ids, positions, starts, logit_rows = array("i"), array("i"), array("i", (0,)), array("i")
     rows: list[Row] = []
-    logit_rows: list[int] = []
     for sequence, num_tokens in chunks.items():
-        first, end = sequence.num_computed, sequence.num_computed + num_tokens
-        for place, row in rows_of(sequence, num_tokens):
-            logit_rows.append(len(ids) + place)
-            rows.append(row)
-        ids += sequence.tokens[first:end]
-        ids += sequence.draft[: num_drafted(sequence, num_tokens)]
-        positions += range(first, end)
+        first, start = sequence.num_computed, len(ids)
+        end = first + num_tokens
+        if num_tokens == 1 and end == len(sequence.tokens) and not sequence.children:  # a step has many of these
+            ids.append(sequence.tokens[first])
+            positions.append(first)
+            logit_rows.append(start)
+            rows.append(Row(sequence))
+        else:
+            for place, row in rows_of(sequence, num_tokens):
+                logit_rows.append(start + place)
+                rows.append(row)
+            ids += sequence.tokens[first:end]
+            ids += sequence.draft[: num_drafted(sequence, num_tokens)]
+            positions.extend(range(first, end))
         starts.append(len(ids))
-    batch = Batch(
-        np.array(ids, np.int32),
-        np.array(positions, np.int32),
-        np.array(starts, np.int32),
-        tuple(_table(chunks, group) for group in range(num_groups)),
-        np.array(logit_rows, np.int32),
-    )
-    return batch, rows
+    tables = tuple(_table(chunks, group) for group in range(num_groups))
+    return Batch(_flat(ids), _flat(positions), _flat(starts), tables, _flat(logit_rows)), rows
+
+
+def _flat(numbers: array[int]) -> I32:
+    return np.frombuffer(numbers, np.int32)
 
 
 def num_drafted(sequence: Sequence, num_tokens: int) -> int:
@@ -64,8 +67,9 @@ def _table(sequences: Iterable[Sequence], group: int) -> I32:
     """[S, longest]: block ids, padded with the null block."""
     rows = [sequence.tables[group] for sequence in sequences]
     width = max(map(len, rows))
-    table = np.zeros((len(rows), width), np.int32)
-    flat = table.reshape(-1).data  # copies an array three times as fast as an ndarray's slice does
-    for start, row in zip(range(0, table.size, width), rows, strict=True):
-        flat[start : start + len(row)] = row
-    return table
+    padding = array("i", [NULL_BLOCK]) * width
+    flat = array("i")
+    for row in rows:
+        flat += row
+        flat += padding[len(row) :]
+    return _flat(flat).reshape(len(rows), width)

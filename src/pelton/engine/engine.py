@@ -218,11 +218,11 @@ class Engine:
                 continue
             if offset == kept:  # those before it are accepted tokens, which it has
                 sequence.tokens.append(token)
-            if group.request.sampling.logprobs is None:
+            if group.num_logprobs is None:
                 self._events.append(TokenEvent(group.request.id, sequence.choice, token))
             else:
                 self._events.append(_with_logprobs(sequence, token, sampled, row))
-            if offset == kept and sequence.num_output == group.request.sampling.max_tokens:
+            if offset == kept and len(sequence.tokens) == sequence.max_length:
                 self._finish(sequence, "length")
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None) -> None:
@@ -266,7 +266,7 @@ def _draw_error(code: int) -> PeltonError:
 
 
 def _with_logprobs(sequence: Sequence, token: int, sampled: Sampled, row: int) -> TokenEvent:
-    wanted = sequence.group.request.sampling.logprobs
+    wanted = sequence.group.num_logprobs
     ids, logprobs = sampled.top_ids[row, :wanted].tolist(), sampled.top_logprobs[row, :wanted].tolist()
     return TokenEvent(
         sequence.group.request.id,

@@ -114,7 +114,7 @@ class Scheduler:
         self._admit(work)
         prefills: list[Sequence] = []
         for sequence in list(self.running):
-            if sequence.num_new > 1 or sequence.children:
+            if sequence.children or sequence.num_new > 1:
                 prefills.append(sequence)
             elif len(work.chunks) < self.max_tokens:
                 self._give_chunk(work, sequence, 1)
@@ -232,20 +232,21 @@ class Scheduler:
         others are forgotten. Choices whose prompt is complete fork."""
         for sequence, num_tokens in work.chunks.items():
             was_prefill, kept = sequence.num_new > 1, 0
-            if drafted := num_drafted(sequence, num_tokens):
-                kept = accepted[sequence]
+            if sequence.draft:
+                kept = accepted.get(sequence, 0)
+                num_tokens -= num_drafted(sequence, num_tokens) - kept
                 sequence.tokens += sequence.draft[:kept]
-                num_tokens -= drafted - kept
-            sequence.draft = array("i")
+                sequence.draft = array("i")
             if sequence.group.num_cached is None:
                 sequence.group.num_cached = sequence.num_cached
             self.memory.commit(sequence, num_tokens)
             self.waiting.num_computed += num_tokens
-            if not sequence.num_new:
-                self.waiting.shares.charge(sequence.group.tenant, OUTPUT * (sequence.num_slots + kept))
-            if was_prefill and not sequence.num_new:
+            if sequence.num_computed < len(sequence.tokens):
+                continue
+            self.waiting.shares.charge(sequence.group.tenant, OUTPUT * (sequence.num_slots + kept))
+            if was_prefill:
                 self.memory.publish_tail(sequence)
-            if sequence.children and not sequence.num_new:
+            if sequence.children:
                 self._fork(sequence)
 
     def _fork(self, sequence: Sequence) -> None:

@@ -26,6 +26,11 @@ State = Literal["waiting", "running", "forking", "finished"]
 class Sequence:
     """One choice of a request. `forking`: it shares its parent's prefill and starts when that is done."""
 
+    __slots__ = (  # what a step touches of a sequence lies together
+        "children", "choice", "draft", "group", "history", "max_length", "node", "num_cached", "num_computed",
+        "num_prompt", "rank", "state", "tables", "tokens",
+    )  # fmt: skip
+
     def __init__(self, group: SequenceGroup, choice: int) -> None:
         self.group = group
         self.choice = choice
@@ -34,6 +39,8 @@ class Sequence:
         self.state: State = "waiting"
         self.tokens = array("i", group.request.prompt_ids)
         self.num_prompt = len(self.tokens)
+        self.max_length = self.num_prompt + (group.request.sampling.max_tokens or 0)
+        """Tokens, prompt and output, at which it ends."""
         self.draft = array("i")
         """A guess at its next tokens, for one step: none of `end_ids`, and fewer than it may still draw."""
         self.num_computed = 0
@@ -82,12 +89,15 @@ class Sequence:
 class SequenceGroup:
     """A request and its choices."""
 
+    __slots__ = ("arrival", "end_ids", "num_cached", "num_completion", "num_logprobs", "request", "sequences", "tenant")
+
     def __init__(self, request: EngineRequest, arrival: int) -> None:
         self.request = request
         self.arrival = arrival
         self.tenant = request.tenant
         self.num_cached: int | None = None
         """Prompt tokens that came from the prefix cache; None until the first step."""
+        self.num_logprobs = request.sampling.logprobs
         self.num_completion = 0
         """Tokens drawn over all choices, those that ended a choice included."""
         self.end_ids = frozenset(request.sampling.stop_token_ids) | frozenset(

@@ -25,6 +25,7 @@ Arithmetic is float32 but for the sums.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -72,8 +73,7 @@ class SampleArrays:
     mask_rows: I32 | None = None  # [R] row of `masks` for each row, -1: none
 
 
-@dataclass(frozen=True)
-class Sampled:
+class Sampled(NamedTuple):
     """What sampling drew. Logprobs are of the raw model distribution (before penalties, bias, temperature).
 
     A row whose `errors` entry is not 0 drew nothing: its id is 0 and means nothing.
@@ -104,7 +104,7 @@ def philox(seed: int, position: int, choice: int, draw: int) -> int:
 
 def no_samples(num_rows: int, params: SampleArrays) -> Sampled:
     """Results of the right shapes, zeros, to be filled in."""
-    most = max(0, int(params.num_logprobs.max(initial=0)))
+    most = max((0, *params.num_logprobs.tolist()))
     return Sampled(
         ids=np.zeros(num_rows, np.int32),
         logprobs=np.zeros(num_rows, np.float32),
