@@ -78,17 +78,29 @@ def test_a_prompt_over_the_context_is_refused_with_both_numbers(server):
 
 
 def test_an_engine_that_dies_costs_only_what_was_in_flight(server):
-    chunks = stream(server, {**STORY, "max_tokens": 900})
-    for _ in range(3):
-        next(chunks)
+    """Killed in the middle of 32 streams: each ends in one error event, at once, and the next request is answered."""
+    begun = threading.Barrier(33)
+
+    def follow(seed: int) -> tuple[list[dict | str], float]:
+        chunks = stream(server, {**STORY, "seed": seed, "max_tokens": 900, "ignore_eos": True})
+        seen = [next(chunks) for _ in range(3)]
+        begun.wait(60)
+        seen += list(chunks)
+        return seen, time.monotonic()
+
     before = server.children()
     assert len(before) == 1
-    os.kill(before[0], signal.SIGKILL)
-    killed = time.monotonic()
-    *_, last = chunks
-    assert time.monotonic() - killed < 3
-    assert isinstance(last, dict)
-    assert last["error"]["code"] == "engine_died"
+    with ThreadPoolExecutor(32) as users:
+        streams = [users.submit(follow, seed) for seed in range(32)]
+        begun.wait(60)
+        killed = time.monotonic()
+        os.kill(before[0], signal.SIGKILL)
+        for each in streams:
+            seen, ended = each.result()
+            assert ended - killed < 2
+            assert isinstance(seen[-1], dict)
+            assert seen[-1]["error"]["code"] == "engine_died"
+            assert not any("error" in chunk for chunk in seen[:-1])
     assert httpx.get(f"{server.url}/health").status_code == 200
     again = server.post(SHORT)
     assert again.status_code == 200, again.text
@@ -133,6 +145,28 @@ def test_a_signal_drains(tmp_path, smollm2):
         assert seen[-1] == "[DONE]"
         assert server.process.wait(20) == 0
         assert not [pid for pid in engine if _is_alive(pid)]
+
+
+def test_what_has_not_ended_by_the_drain_timeout_gets_an_error(tmp_path, smollm2):
+    options = ("--served-name", "m", "--context", "4096", "--drain-timeout", "0.5")
+    with serving(tmp_path, str(smollm2), *options) as server:
+        streams = [stream(server, {**STORY, "max_tokens": 4000, "ignore_eos": True}) for _ in range(2)]
+        for chunks in streams:
+            next(chunks)
+        server.process.send_signal(signal.SIGTERM)
+        for *_, last in streams:
+            assert isinstance(last, dict)
+            assert last["error"]["code"] == "unavailable"
+        assert server.process.wait(20) == 0
+
+
+def test_a_timeout_ends_a_stream_with_an_error(server):
+    body = {**STORY, "max_tokens": 900, "ignore_eos": True, "timeout": 0.5}
+    *_, last = stream(server, body)
+    assert isinstance(last, dict)
+    assert last["error"]["code"] == "timeout"
+    answer = server.post(body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
 
 
 def _is_alive(pid: int) -> bool:

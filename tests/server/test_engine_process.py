@@ -13,15 +13,18 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
+import zmq
 
 from pelton import errors
 from pelton.backends import base
 from pelton.backends.base import Backend, BackendConfig
 from pelton.config import EngineConfig
-from pelton.engine import machine, runner
+from pelton.engine import machine, process, runner
 from pelton.engine.client import EngineClient, error_of
 from pelton.engine.engine import Engine
+from pelton.engine.protocol import Alive, Counters, Events, FromEngine
 from pelton.formats.quants import WeightType
 from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Event, Finish, SamplingParams, TokenEvent
 from tests.models import convert, tiny
@@ -213,6 +216,37 @@ def test_killed_in_the_middle_of_streams_and_started_again(model: Path):
         assert not Path(f"/proc/{first}").exists()  # no zombie
 
     served(model, body)
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_one_that_stands_still_counts_as_dead(model: Path, is_idle: bool):
+    async def body(client: EngineClient) -> None:
+        first = client.pid
+        assert first is not None
+        streams = [asyncio.create_task(collect(client, ask(str(i), 10, 3000))) for i in range(0 if is_idle else 6)]
+        await until(lambda: client.counters.num_running == (0 if is_idle else 4))
+        os.kill(first, signal.SIGSTOP)
+        for events in await asyncio.gather(*streams):
+            assert isinstance(events[-1], ErrorEvent)
+            assert isinstance(error_of(events[-1]), errors.EngineDied)
+            assert "no sign of life for 2 s" in events[-1].message
+        await until(lambda: client.pid not in (None, first))
+        assert isinstance((await collect(client, ask("after")))[-1], Done)
+        assert not Path(f"/proc/{first}").exists()
+
+    served(model, body, config=msgspec.structs.replace(CONFIG, heartbeat_timeout=2.0))
+
+
+def test_signs_of_life_come_in_the_middle_of_a_long_step(tmp_path: Path):
+    address = f"ipc://{tmp_path}/engine"
+    with zmq.Context() as context, context.socket(zmq.PAIR) as client:
+        client.bind(address)
+        peer = process.Peer(address)
+        time.sleep(2.5)  # a step
+        peer.send(Events([], Counters()))
+        messages = [msgspec.msgpack.decode(client.recv(), type=FromEngine) for _ in range(3)]
+        peer.close()
+    assert [type(message) for message in messages] == [Alive, Alive, Events]
 
 
 def test_an_idle_engine_that_dies_comes_back_by_itself(model: Path):

@@ -15,7 +15,19 @@ import msgspec
 
 from pelton import errors
 from pelton.config import EngineConfig
-from pelton.engine.protocol import Abort, EngineInfo, Events, Failed, FromEngine, Progress, Ready, Start, Stop, ToEngine
+from pelton.engine.protocol import (
+    Abort,
+    Alive,
+    EngineInfo,
+    Events,
+    Failed,
+    FromEngine,
+    Progress,
+    Ready,
+    Start,
+    Stop,
+    ToEngine,
+)
 from pelton.request import EngineRequest
 
 if TYPE_CHECKING:
@@ -25,6 +37,8 @@ if TYPE_CHECKING:
 
 STOP_GRACE = 2.0
 """Seconds between asking a process to end and killing it."""
+SECOND_LOOK = 0.5
+"""Seconds more in which a sign of life may be found, before an engine counts as dead."""
 
 ProgressCallback = Callable[[float], None]
 
@@ -48,6 +62,7 @@ class ProcessLink:
 
     def __init__(self, model_path: Path, config: EngineConfig) -> None:
         self._start = Start(str(model_path), config)
+        self._heartbeat_timeout = config.heartbeat_timeout
         self._folder = tempfile.TemporaryDirectory(prefix="pelton-")  # mode 0700
         self._process: asyncio.subprocess.Process | None = None
         self._socket: zmq.asyncio.Socket | None = None
@@ -104,15 +119,21 @@ class ProcessLink:
             if isinstance(message, Events):
                 return message
 
-    async def _next(self) -> Progress | Ready | Failed | Events:
+    async def _next(self) -> Progress | Ready | Failed | Alive | Events:
         assert self._socket is not None
         assert self._death is not None
+        assert self._process is not None
         message = asyncio.ensure_future(self._socket.recv())
         try:
-            await asyncio.wait({message, self._death}, return_when=asyncio.FIRST_COMPLETED)
-            if not message.done():
-                raise errors.EngineDied(f"the engine process ended {_manner(self._death.result())}")
-            return self._decoder.decode(message.result())
+            # The second wait is for what has come while this process itself stood still.
+            for seconds in (self._heartbeat_timeout, SECOND_LOOK):
+                await asyncio.wait({message, self._death}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                if message.done():
+                    return self._decoder.decode(message.result())
+                if self._death.done():
+                    raise errors.EngineDied(f"the engine process ended {_manner(self._death.result())}")
+            self._process.kill()
+            raise errors.EngineDied(f"the engine process gave no sign of life for {self._heartbeat_timeout:g} s")
         finally:
             message.cancel()
 

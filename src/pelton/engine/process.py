@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ import zmq
 
 from pelton.engine.protocol import (
     Abort,
+    Alive,
     Events,
     Failed,
     FromEngine,
@@ -37,33 +39,51 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HEARTBEAT = 1000
-"""Milliseconds between signs of life while there is nothing to do."""
+"""Milliseconds between signs of life."""
 
 
 class Peer:
-    """The client at the other end of the socket."""
+    """The client at the other end of the socket. A thread of its own gives signs of life while the engine's is busy."""
 
     def __init__(self, address: str) -> None:
+        self._lock = threading.Lock()  # a socket is one thread's at a time
+        self._is_open = True
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
         self._socket.set(zmq.LINGER, 1000)
         self._socket.set_hwm(0)
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def send(self, message: FromEngine) -> None:
         """Queue a message; never blocks."""
-        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        data = self._encoder.encode(message)
+        with self._lock:
+            self._socket.send(data, zmq.NOBLOCK)
 
     def receive(self, timeout: int) -> Start | EngineRequest | Abort | Stop | None:
         """The next message; None if none comes within so many milliseconds."""
-        if not self._socket.poll(timeout):
-            return None
-        return self._decoder.decode(self._socket.recv())
+        with self._lock:
+            data = self._socket.recv() if self._socket.poll(timeout) else None
+        return None if data is None else self._decoder.decode(data)
+
+    def _beat(self) -> None:
+        alive = msgspec.msgpack.encode(Alive())
+        while self._is_open:
+            time.sleep(HEARTBEAT / 1000)
+            if self._lock.acquire(blocking=False):  # or else the engine's thread is at the socket: that is a sign, too
+                try:
+                    if self._is_open:
+                        self._socket.send(alive, zmq.NOBLOCK)
+                finally:
+                    self._lock.release()
 
     def close(self) -> None:
         """Send what is queued and hang up."""
-        self._socket.close()
+        with self._lock:
+            self._is_open = False
+            self._socket.close()
         zmq.Context.instance().term()
 
 

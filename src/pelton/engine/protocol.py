@@ -81,11 +81,15 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """A sign of life, also while the model is loaded and in the middle of a step."""
+
+
 class Events(msgspec.Struct, frozen=True, tag="events"):
-    """All events of one step, in order. Sent without events, once a second, as a sign of life."""
+    """All events of one step, in order; none of them where only the counters are told."""
 
     events: list[Event]
     counters: Counters
 
 
-FromEngine = Progress | Ready | Failed | Events
+FromEngine = Progress | Ready | Failed | Alive | Events
