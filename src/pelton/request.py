@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,7 +161,8 @@ class ErrorEvent(msgspec.Struct, frozen=True, array_like=True, tag="error"):
 
 
 Event = Accepted | TokenEvent | Finish | Done | ErrorEvent
-"""What the engine emits. Every accepted request ends in exactly one `Done` or `ErrorEvent`."""
+"""What the engine's client hands out. Every accepted request ends in exactly one `Done` or `ErrorEvent`, and each of
+its choices in one `Finish` before that."""
 
 
 class TokenText(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,4 +202,5 @@ class TextDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 TextEvent = TextDelta | TextFinish | TextDone
-"""What the service yields. Errors are raised as exceptions of `errors`, also in the middle of a stream."""
+"""What the service yields. Errors are raised as exceptions of `errors`, also in the middle of a stream: then each
+choice that was still open has ended in a `TextFinish` of reason "error"."""

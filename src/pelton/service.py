@@ -119,7 +119,8 @@ class Service:
 
     async def generate(self, request: Request) -> AsyncGenerator[TextEvent, None]:
         """Start a request. What is wrong with it is raised by awaiting this; the stream that it gives then ends in
-        one `TextDone`, or raises what went wrong. Closing the stream early aborts the request.
+        one `TextDone`, or raises what went wrong; each choice ends in one `TextFinish` before that. Closing the stream
+        early aborts the request.
 
         `max_tokens` over what the context has left is cut to that; the choice then ends with reason "length".
         """
@@ -227,6 +228,7 @@ class _Answer:
         self._request = request
         self._wants_logprobs = sampling.logprobs is not None
         self._stop_ids = frozenset(sampling.stop_token_ids)
+        self._is_accepted = False
         self._choices = [
             _Choice(
                 TextStream(
@@ -247,6 +249,7 @@ class _Answer:
             async for event in stream:
                 match event:
                     case Accepted():
+                        self._is_accepted = True
                         yield TextDelta(choice=0, text="")
                     case TokenEvent():
                         for piece in self._take(event):
@@ -260,6 +263,10 @@ class _Answer:
                     case ErrorEvent():
                         raise error_of(event)
             raise InternalError("the engine's events ended without a last one")
+        except Exception:
+            for finish in self._fail():
+                yield finish
+            raise
         finally:
             if (close := getattr(stream, "aclose", None)) is not None:
                 await close()
@@ -288,12 +295,19 @@ class _Answer:
 
     def _finish(self, index: int, finish: TextFinish) -> list[TextEvent]:
         choice = self._choices[index]
-        choice.is_finished = True
         text = choice.stream.finish()
+        choice.is_finished = True
         pieces = self._piece(index, text, ()) if text or choice.unsent else []
         if choice.stream.stopped_by is not None:
             finish = TextFinish(choice=index, reason="stop", stop=choice.stream.stopped_by)
         return [*pieces, finish]
+
+    def _fail(self) -> list[TextEvent]:
+        """End the choices that are still open when an error is about to be raised."""
+        failed = [i for i, choice in enumerate(self._choices) if self._is_accepted and not choice.is_finished]
+        for i in failed:
+            self._choices[i].is_finished = True
+        return [TextFinish(choice=i, reason="error") for i in failed]
 
     def _piece(self, index: int, text: str, tokens: tuple[TokenText, ...]) -> list[TextEvent]:
         token_ids, self._choices[index].unsent = tuple(self._choices[index].unsent), []

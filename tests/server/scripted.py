@@ -56,6 +56,8 @@ class ScriptedService:
             await asyncio.sleep(self.delay)
             for i, word in enumerate(self.words):
                 if i == self.fail_after:
+                    for choice in range(request.sampling.n):
+                        yield TextFinish(choice=choice, reason="error")
                     raise PeltonError("the engine broke")
                 if i == self.hang_after:
                     await asyncio.sleep(3600)

@@ -256,6 +256,7 @@ def test_a_fault_in_mid_stream_is_one_error_event(service, url):
     assert json.loads(lines[-1])["error"]["message"] == "the engine broke"
     assert sum("error" in json.loads(line) for line in lines) == 1
     assert "[DONE]" not in lines
+    assert not any(choice["finish_reason"] for line in lines[:-1] for choice in json.loads(line)["choices"])
     assert post(url, CHAT).status_code == 500
 
 

@@ -326,7 +326,8 @@ def test_an_error_in_the_middle_is_the_last_thing() -> None:
 
     with pytest.raises(EngineDied, match="it died"):
         run(consume())
-    assert not any(isinstance(event, TextDone | TextFinish) for event in got)
+    assert got[-1] == TextFinish(choice=0, reason="error")
+    assert len(finishes(got)) == 1
 
 
 def test_an_engine_that_just_stops_talking_is_an_error() -> None:

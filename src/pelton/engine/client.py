@@ -17,12 +17,14 @@ from pelton import errors
 from pelton.config import EngineConfig
 from pelton.engine.link import LocalLink, ProcessLink, error_from
 from pelton.engine.protocol import Abort, Counters, EngineInfo, Events, ToEngine
-from pelton.request import Done, EngineRequest, ErrorEvent, Event
+from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Event, Finish
 
 log = logging.getLogger(__name__)
 
 RESTART_WAIT = 30.0
 """Seconds that a request waits for an engine that is being started again, before it gets `Unavailable`."""
+FIRST_BACKOFF = 0.1
+"""Seconds before an engine that has died is started again; each further try waits twice as long."""
 MAX_BACKOFF = 10.0
 
 ProgressCallback = Callable[[float], None]
@@ -61,7 +63,8 @@ class Link(Protocol):
 class EngineClient:
     """Runs one model. All methods belong to one event loop.
 
-    Every stream ends in exactly one `Done` or `ErrorEvent`; its first event is `Accepted` or an `ErrorEvent`.
+    Every stream ends in exactly one `Done` or `ErrorEvent`; its first event is `Accepted` or an `ErrorEvent`. Once it
+    was accepted, each of its choices ends in one `Finish` before that, whatever dies.
     """
 
     def __init__(self, model_path: Path, config: EngineConfig, *, in_process: bool = False) -> None:
@@ -146,11 +149,20 @@ class EngineClient:
             yield ErrorEvent(request.id, "InvalidRequest", f"a request with id {request.id!r} is in flight")
             return
         queue: asyncio.Queue[Event] = asyncio.Queue()
+        open_choices: set[int] = set()
         self._streams[request.id] = queue
-        self._link.send(request)
         try:
+            self._link.send(request)
             while True:
                 event = await queue.get()
+                match event:
+                    case Accepted():
+                        open_choices.update(range(request.sampling.n))
+                    case Finish(choice=choice):
+                        open_choices.discard(choice)
+                    case ErrorEvent():
+                        for choice in sorted(open_choices):
+                            yield Finish(request.id, choice, "error")
                 yield event
                 if isinstance(event, Done | ErrorEvent):
                     return
@@ -177,7 +189,7 @@ class EngineClient:
     async def _supervise(self) -> None:
         """Hand out events; when the engine dies, fail what was in flight and start it again, for ever."""
         loop = asyncio.get_running_loop()
-        backoff = 0.1
+        backoff = FIRST_BACKOFF
         while self._link is not None:
             opened = loop.time()
             try:
@@ -193,7 +205,7 @@ class EngineClient:
             self._fail_streams("EngineDied", reason)
             await self._link.close()
             if loop.time() - opened > MAX_BACKOFF:
-                backoff = 0.1
+                backoff = FIRST_BACKOFF
             await self._reopen(backoff)
             backoff = min(2 * backoff, MAX_BACKOFF)
 

@@ -43,7 +43,8 @@ def load(model_path: Path, config: EngineConfig, progress: Callable[[float], Non
 
 
 class Engine:
-    """Runs the requests that are submitted to it. Every request ends in exactly one `Done` or `ErrorEvent`."""
+    """Runs the requests that are submitted to it. Every request ends in exactly one `Done` or `ErrorEvent`; the
+    client ends the choices of one that failed."""
 
     def __init__(self, runner: Runner, config: EngineConfig, clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock` gives seconds, for policy and timeouts."""

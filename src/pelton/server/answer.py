@@ -152,6 +152,8 @@ async def _chunks(reply: Reply, events: IndexedStream, count: int) -> AsyncGener
             match event:
                 case TextDelta():
                     yield reply.delta(index, event)
+                case TextFinish(reason="error"):
+                    pass  # no dialect has such a reason: the failure that follows says it
                 case TextFinish():
                     yield reply.finish(index, event)
                 case TextDone():
