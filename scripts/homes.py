@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 HOMES = {
-    "zmq": ("engine/link.py", "engine/process.py"),
     "tokenizers": ("text/tokenizer.py",),
     "minijinja": ("text/template.py",),
     "huggingface_hub": ("hub/huggingface.py",),

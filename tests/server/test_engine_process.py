@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import zmq
 
 from pelton import errors
 from pelton.backends import base
@@ -24,7 +24,7 @@ from pelton.config import EngineConfig
 from pelton.engine import machine, process, runner
 from pelton.engine.client import EngineClient, error_of
 from pelton.engine.engine import Engine
-from pelton.engine.protocol import Alive, Counters, Events, FromEngine
+from pelton.engine.protocol import LENGTH_BYTES, Abort, Alive, Counters, Events, FromEngine, Stop, framed
 from pelton.formats.quants import WeightType
 from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Event, Finish, SamplingParams, TokenEvent
 from tests.models import convert, tiny
@@ -108,7 +108,7 @@ def test_requests_are_answered_and_progress_is_told(model: Path, in_process: boo
 
 
 def test_modules_in_the_current_folder_are_not_imported(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "zmq.py").write_text("raise ImportError('not this one')")
+    (tmp_path / "msgspec.py").write_text("raise ImportError('not this one')")
     monkeypatch.chdir(tmp_path)
 
     async def body(client: EngineClient) -> None:
@@ -237,16 +237,53 @@ def test_one_that_stands_still_counts_as_dead(model: Path, is_idle: bool):
     served(model, body, config=msgspec.structs.replace(CONFIG, heartbeat_timeout=2.0))
 
 
-def test_signs_of_life_come_in_the_middle_of_a_long_step(tmp_path: Path):
-    address = f"ipc://{tmp_path}/engine"
-    with zmq.Context() as context, context.socket(zmq.PAIR) as client:
-        client.bind(address)
-        peer = process.Peer(address)
+def read(client: socket.socket) -> FromEngine:
+    with client.makefile("rb", buffering=0) as stream:
+        body = stream.read(int.from_bytes(stream.read(LENGTH_BYTES), "little"))
+    return msgspec.msgpack.decode(body, type=FromEngine)
+
+
+def test_signs_of_life_come_in_the_middle_of_a_long_step():
+    client, engine = socket.socketpair()
+    peer = process.Peer(engine.detach())
+    with client:
         time.sleep(2.5)  # a step
         peer.send(Events([], Counters()))
-        messages = [msgspec.msgpack.decode(client.recv(), type=FromEngine) for _ in range(3)]
+        messages = [read(client) for _ in range(3)]
         peer.close()
     assert [type(message) for message in messages] == [Alive, Alive, Events]
+
+
+def test_a_client_that_reads_slowly_gets_everything_and_blocks_nobody():
+    client, engine = socket.socketpair()
+    peer = process.Peer(engine.detach())
+    count = 5000  # far more than a socket's buffer holds
+    with client:
+        for step in range(count):
+            peer.send(Events([TokenEvent("a" * 100, 0, step)], Counters()))
+        client.sendall(framed(msgspec.msgpack.encode(Abort("b")))[:-1])
+        told: list[int] = []
+        client.setblocking(False)
+        received = bytearray()
+        while len(told) < count:
+            assert peer.receive(0) is None  # that message has not come in full
+            with suppress(BlockingIOError):
+                received += client.recv(1 << 20)
+            while len(received) > LENGTH_BYTES:
+                end = LENGTH_BYTES + int.from_bytes(received[:LENGTH_BYTES], "little")
+                if len(received) < end:
+                    break
+                message = msgspec.msgpack.decode(received[LENGTH_BYTES:end], type=FromEngine)
+                del received[:end]
+                if isinstance(message, Events):
+                    told += [event.token_id for event in message.events if isinstance(event, TokenEvent)]
+        assert told == list(range(count))
+        client.setblocking(True)
+        client.sendall(framed(msgspec.msgpack.encode(Abort("b")))[-1:])
+        assert peer.receive(1000) == Abort("b")
+        client.shutdown(socket.SHUT_WR)
+        assert isinstance(peer.receive(1000), Stop)
+        peer.close()
 
 
 def test_an_idle_engine_that_dies_comes_back_by_itself(model: Path):

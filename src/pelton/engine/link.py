@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pelton import errors
 from pelton.config import EngineConfig
 from pelton.engine.protocol import (
+    LENGTH_BYTES,
     Abort,
     Alive,
     EngineInfo,
@@ -27,14 +28,15 @@ from pelton.engine.protocol import (
     Start,
     Stop,
     ToEngine,
+    framed,
 )
 from pelton.request import EngineRequest
 
 if TYPE_CHECKING:
-    import zmq.asyncio
-
     from pelton.engine.engine import Engine
 
+READ_AHEAD = 1 << 20
+"""Bytes of messages that are read before anybody wants them."""
 STOP_GRACE = 2.0
 """Seconds between asking a process to end and killing it."""
 SECOND_LOOK = 0.5
@@ -54,18 +56,20 @@ def error_from(
 
 
 class ProcessLink:
-    """An engine in a fresh process: `python -m pelton.engine.process ADDRESS`.
+    """An engine in a fresh process: `python -m pelton.engine.process DESCRIPTOR`.
 
-    The process holds the read end of a pipe as its standard input and ends when that closes, so that it never
-    outlives this one, however this one ends. The socket lies in a folder that only this user can enter.
+    The process inherits one of a pair of sockets, and holds the read end of a pipe as its standard input: it ends when
+    that closes, so that it never outlives this one, however this one ends.
     """
 
     def __init__(self, model_path: Path, config: EngineConfig) -> None:
         self._start = Start(str(model_path), config)
         self._heartbeat_timeout = config.heartbeat_timeout
-        self._folder = tempfile.TemporaryDirectory(prefix="pelton-")  # mode 0700
+        self._length: int | None = None
+        """Of the message that is coming, once that is known."""
         self._process: asyncio.subprocess.Process | None = None
-        self._socket: zmq.asyncio.Socket | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
         self._death: asyncio.Task[int] | None = None
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
@@ -78,23 +82,19 @@ class ProcessLink:
 
     async def open(self, progress: ProgressCallback | None) -> EngineInfo:
         """Start the process and load the model."""
-        import zmq
-        import zmq.asyncio
-
-        address = f"ipc://{self._folder.name}/engine"
-        self._socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
-        self._socket.set(zmq.LINGER, 0)
-        self._socket.set_hwm(0)
-        self._socket.bind(address)
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",  # what lies in the current folder is not imported, whatever its name
-            "-m",
-            "pelton.engine.process",
-            address,
-            stdin=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C in a terminal is the caller's matter
-        )
+        ours, theirs = socket.socketpair()
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=READ_AHEAD)
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",  # what lies in the current folder is not imported, whatever its name
+                "-m",
+                "pelton.engine.process",
+                str(theirs.fileno()),
+                stdin=asyncio.subprocess.PIPE,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # Ctrl-C in a terminal is the caller's matter
+            )
         self._death = asyncio.create_task(self._process.wait())
         self.send(self._start)
         while True:
@@ -109,8 +109,8 @@ class ProcessLink:
 
     def send(self, message: ToEngine) -> None:
         """Queue a message; never blocks."""
-        if self._socket is not None:
-            asyncio.ensure_future(self._socket.send(self._encoder.encode(message))).add_done_callback(_ignore)
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(framed(self._encoder.encode(message)))
 
     async def receive(self) -> Events:
         """The next step's events."""
@@ -120,22 +120,28 @@ class ProcessLink:
                 return message
 
     async def _next(self) -> Progress | Ready | Failed | Alive | Events:
-        assert self._socket is not None
         assert self._death is not None
         assert self._process is not None
-        message = asyncio.ensure_future(self._socket.recv())
         try:
             # The second wait is for what has come while this process itself stood still.
             for seconds in (self._heartbeat_timeout, SECOND_LOOK):
-                await asyncio.wait({message, self._death}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-                if message.done():
-                    return self._decoder.decode(message.result())
-                if self._death.done():
-                    raise errors.EngineDied(f"the engine process ended {_manner(self._death.result())}")
-            self._process.kill()
-            raise errors.EngineDied(f"the engine process gave no sign of life for {self._heartbeat_timeout:g} s")
-        finally:
-            message.cancel()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        return self._decoder.decode(await self._read())
+        except (asyncio.IncompleteReadError, OSError):
+            code = await asyncio.shield(self._death)
+            raise errors.EngineDied(f"the engine process ended {_manner(code)}") from None
+        self._process.kill()
+        raise errors.EngineDied(f"the engine process gave no sign of life for {self._heartbeat_timeout:g} s")
+
+    async def _read(self) -> bytes:
+        """A message's bytes. Where this is cancelled, nothing of them is lost."""
+        assert self._reader is not None
+        if self._length is None:
+            self._length = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "little")
+        body = await self._reader.readexactly(self._length)
+        self._length = None
+        return body
 
     async def close(self) -> None:
         """Ask the process to end, and kill it if it does not."""
@@ -148,15 +154,11 @@ class ProcessLink:
             if not self._death.done():
                 self._process.kill()
                 await self._death
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        self._folder.cleanup()
-
-
-def _ignore(sent: asyncio.Future[Any]) -> None:
-    if not sent.cancelled():
-        sent.exception()  # the peer is gone; `receive` says so
+        if self._writer is not None:
+            self._writer.close()
+            with contextlib.suppress(OSError):
+                await self._writer.wait_closed()
+            self._writer = None
 
 
 def _manner(code: int) -> str:

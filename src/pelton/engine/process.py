@@ -1,13 +1,15 @@
-"""The engine as a process of its own: `python -m pelton.engine.process ADDRESS`.
+"""The engine as a process of its own: `python -m pelton.engine.process DESCRIPTOR`.
 
-It connects to its client's socket, is told what to load, and serves until it is told to stop or its peer is gone:
-its standard input is a pipe that the client holds open for as long as it lives.
+It inherits one of a pair of sockets, is told there what to load, and serves until it is told to stop or its peer is
+gone: its standard input is a pipe that the client holds open for as long as it lives.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import select
+import socket
 import sys
 import threading
 import time
@@ -16,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import zmq
 
 from pelton.engine.protocol import (
+    LENGTH_BYTES,
     Abort,
     Alive,
     Events,
@@ -29,6 +31,7 @@ from pelton.engine.protocol import (
     Start,
     Stop,
     ToEngine,
+    framed,
 )
 from pelton.errors import PeltonError
 from pelton.request import EngineRequest
@@ -43,48 +46,94 @@ HEARTBEAT = 1000
 
 
 class Peer:
-    """The client at the other end of the socket. A thread of its own gives signs of life while the engine's is busy."""
+    """The client at the other end of the socket, whose file descriptor is ours. A thread of its own gives signs of life
+    while the engine's is busy."""
 
-    def __init__(self, address: str) -> None:
-        self._lock = threading.Lock()  # a socket is one thread's at a time
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._socket.setblocking(False)
+        self._poll = select.poll()
+        self._awaited = select.POLLIN
+        self._poll.register(self._socket, self._awaited)
+        self._lock = threading.Lock()
+        """Of what is unsent, and of sending."""
         self._is_open = True
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
-        self._socket.set(zmq.LINGER, 1000)
-        self._socket.set_hwm(0)
-        self._socket.connect(address)
+        self._unsent = bytearray()
+        """What the socket's buffer had no room for."""
+        self._received = bytearray()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def send(self, message: FromEngine) -> None:
         """Queue a message; never blocks."""
-        data = self._encoder.encode(message)
+        data = framed(self._encoder.encode(message))
         with self._lock:
-            self._socket.send(data, zmq.NOBLOCK)
+            self._unsent += data
+            self._flush()
 
-    def receive(self, timeout: int) -> Start | EngineRequest | Abort | Stop | None:
-        """The next message; None if none comes within so many milliseconds."""
-        with self._lock:
-            data = self._socket.recv() if self._socket.poll(timeout) else None
-        return None if data is None else self._decoder.decode(data)
+    def _flush(self) -> None:
+        try:
+            del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            pass  # the client reads slowly
+        except OSError:
+            self._unsent.clear()  # the client is gone, and this process with it as soon as that is noticed
+        awaited = select.POLLIN | (select.POLLOUT if self._unsent else 0)
+        if awaited != self._awaited:
+            self._awaited = awaited
+            self._poll.modify(self._socket, awaited)
 
     def _beat(self) -> None:
-        alive = msgspec.msgpack.encode(Alive())
+        alive = framed(msgspec.msgpack.encode(Alive()))
         while self._is_open:
             time.sleep(HEARTBEAT / 1000)
-            if self._lock.acquire(blocking=False):  # or else the engine's thread is at the socket: that is a sign, too
-                try:
-                    if self._is_open:
-                        self._socket.send(alive, zmq.NOBLOCK)
-                finally:
-                    self._lock.release()
+            with self._lock:
+                if self._is_open:
+                    self._unsent += alive
+                    self._flush()
+
+    def receive(self, timeout: int | None) -> Start | EngineRequest | Abort | Stop | None:
+        """The next message; None if none comes within so many milliseconds (None: however long it takes)."""
+        message = self._next()
+        while message is None:
+            events = self._poll.poll(timeout)
+            if not events:
+                return None
+            if self._unsent:
+                with self._lock:
+                    self._flush()
+            if events[0][1] & ~select.POLLOUT and not self._read():
+                return Stop()
+            message = self._next()
+        return message
+
+    def _read(self) -> bool:
+        """Take what has come; False: the client is gone."""
+        try:
+            data = self._socket.recv(1 << 16)
+        except OSError:
+            return False
+        self._received += data
+        return bool(data)
+
+    def _next(self) -> Start | EngineRequest | Abort | Stop | None:
+        """The first of the messages that are here in full."""
+        end = LENGTH_BYTES + int.from_bytes(self._received[:LENGTH_BYTES], "little")
+        if len(self._received) < max(end, LENGTH_BYTES + 1):
+            return None
+        message = self._decoder.decode(self._received[LENGTH_BYTES:end])
+        del self._received[:end]
+        return message
 
     def close(self) -> None:
         """Send what is queued and hang up."""
         with self._lock:
             self._is_open = False
+            self._socket.settimeout(1)
+            with suppress(OSError):
+                self._socket.sendall(self._unsent)
             self._socket.close()
-        zmq.Context.instance().term()
 
 
 def serve(engine: Engine, peer: Peer) -> None:
@@ -111,23 +160,19 @@ def serve(engine: Engine, peer: Peer) -> None:
                 is_checked = True
 
 
-def _watch_peer(address: str) -> None:
-    """End with the peer, even in the middle of a step. A peer that was killed has left its socket's folder behind."""
+def _watch_peer() -> None:
+    """End with the peer, even in the middle of a step."""
     while os.read(0, 4096):
         pass
-    socket = Path(address.removeprefix("ipc://"))
-    with suppress(OSError):
-        socket.unlink()
-        socket.parent.rmdir()
     os._exit(1)
 
 
-def main(address: str) -> int:
-    """Connect, load, serve. The exit status is 0 only where the client asked to stop."""
+def main(descriptor: int) -> int:
+    """Load and serve. The exit status is 0 only where the client asked to stop."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    threading.Thread(target=_watch_peer, args=(address,), name="watch peer", daemon=True).start()
-    peer = Peer(address)
-    start = peer.receive(-1)
+    threading.Thread(target=_watch_peer, name="watch peer", daemon=True).start()
+    peer = Peer(descriptor)
+    start = peer.receive(None)
     if not isinstance(start, Start):
         return 0
     from pelton.engine.engine import load
@@ -149,4 +194,4 @@ def main(address: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(int(sys.argv[1])))

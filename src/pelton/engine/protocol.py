@@ -1,4 +1,5 @@
-"""The typed messages between an engine process and its client: msgpack over a local socket, one message per step."""
+"""The typed messages between an engine process and its client: msgpack over a pair of sockets, one message per step,
+each behind its length."""
 
 from __future__ import annotations
 
@@ -24,6 +25,14 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """End the process. Requests in flight are not waited for."""
+
+
+LENGTH_BYTES = 4
+
+
+def framed(body: bytes) -> bytes:
+    """A message's bytes behind their number."""
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
 
 ToEngine = Start | EngineRequest | Abort | Stop
