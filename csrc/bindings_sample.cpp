@@ -56,6 +56,7 @@ void sample_alone(Machine& machine, Array<const float, 2> logits, nb::handle par
 
 SampleParams sample_params(nb::handle arrays, int num_rows, int vocab_size) {
     const bool has_masks = !arrays.attr("masks").is_none();
+    const bool has_overrides = !arrays.attr("overrides").is_none();
     return {
         vocab_size,
         view<const int32_t>(arrays, "targets", num_rows),
@@ -66,6 +67,14 @@ SampleParams sample_params(nb::handle arrays, int num_rows, int vocab_size) {
         view<const uint64_t>(arrays, "seed", num_rows),
         view<const int32_t>(arrays, "choice", num_rows),
         view<const int32_t>(arrays, "position", num_rows),
+        view<const float>(arrays, "typical_p", num_rows),
+        view<const float>(arrays, "top_n_sigma", num_rows),
+        view<const float>(arrays, "xtc_probability", num_rows),
+        view<const float>(arrays, "xtc_threshold", num_rows),
+        view<const float>(arrays, "mirostat_tau", num_rows),
+        view<const float>(arrays, "mirostat_eta", num_rows),
+        view<const float>(arrays, "mirostat_mu", num_rows),
+        view<const uint8_t>(arrays, "chain", num_rows),
         view<const float>(arrays, "repetition", num_rows),
         view<const float>(arrays, "presence", num_rows),
         view<const float>(arrays, "frequency", num_rows),
@@ -78,6 +87,8 @@ SampleParams sample_params(nb::handle arrays, int num_rows, int vocab_size) {
         view<const int32_t>(arrays, "num_logprobs", num_rows),
         has_masks ? view<const uint32_t>(arrays, "masks", 0, (vocab_size + 31) / 32) : nullptr,
         has_masks ? view<const int32_t>(arrays, "mask_rows", num_rows) : nullptr,
+        has_overrides ? view<const float>(arrays, "overrides", 0, vocab_size) : nullptr,
+        has_overrides ? view<const int32_t>(arrays, "override_rows", num_rows) : nullptr,
     };
 }
 
@@ -89,6 +100,7 @@ SampleResult sample_result(nb::handle sampled, int num_rows) {
         most,
         view<int32_t>(sampled, "top_ids", num_rows, most),
         view<float>(sampled, "top_logprobs", num_rows, most),
+        view<float>(sampled, "mu", num_rows),
         view<uint8_t>(sampled, "errors", num_rows),
     };
 }

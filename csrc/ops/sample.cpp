@@ -8,6 +8,9 @@
 #include <functional>
 #include <limits>
 
+#include "ops/candidates.h"
+#include "ops/draws.h"
+
 namespace pelton {
 namespace {
 
@@ -17,22 +20,6 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 int num_pieces(int vocab_size) { return (vocab_size + kSamplePiece - 1) / kSamplePiece; }
 size_t size(int n) { return static_cast<size_t>(n); }
 
-// Philox4x32-10: 64 random bits by key.
-uint64_t philox(uint64_t seed, int32_t position, int32_t choice, uint32_t draw) {
-    uint32_t key[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
-    uint32_t counter[4] = {static_cast<uint32_t>(position), static_cast<uint32_t>(choice), draw, 0};
-    for (int round = 0; round < 10; round++) {
-        const uint64_t left = uint64_t{0xD2511F53} * counter[0], right = uint64_t{0xCD9E8D57} * counter[2];
-        counter[0] = static_cast<uint32_t>(right >> 32) ^ counter[1] ^ key[0];
-        counter[2] = static_cast<uint32_t>(left >> 32) ^ counter[3] ^ key[1];
-        counter[1] = static_cast<uint32_t>(right);
-        counter[3] = static_cast<uint32_t>(left);
-        key[0] += 0x9E3779B9;
-        key[1] += 0xBB67AE85;
-    }
-    return uint64_t{counter[1]} << 32 | counter[0];
-}
-
 // One row of logits with the maxima of its pieces, and a thread's memory for places in it.
 struct Row {
     const SampleKernels& kernels;
@@ -41,7 +28,8 @@ struct Row {
     float* maxima;   // [num_pieces]
     float* spare;    // [num_pieces]
     uint64_t* sums;  // [num_pieces]
-    int32_t* ids;    // [n]
+    int32_t* ids;    // [n], the upper half of `items`
+    Candidate* items;
 
     // Returns whether the row holds no NaN.
     bool scan() const { return kernels.maxima(logits, n, maxima); }
@@ -77,24 +65,59 @@ class Draw {
     Draw(const Row& row, float most, float temperature)
         : row_(row), most_(most), temperature_(temperature), inverse_(1.0f / temperature) {}
 
-    int32_t operator()(int top_k, float top_p, float min_p, uint64_t bits) const {
+    // Row r's token; `mu` moves on where there is mirostat.
+    int32_t operator()(const SampleParams& params, int r, float* mu) const {
+        const int top_k = params.top_k[r];
+        const float top_p = params.top_p[r], min_p = params.min_p[r];
+        const bool is_filtered = has_filters(params, r);
         const bool has_top_k = top_k > 0 && top_k < row_.n, has_top_p = top_p < 1;
-        if (!has_top_k && !has_top_p && min_p <= 0) return from_all(bits);
-        const int32_t least = static_cast<int32_t>(std::ceil(static_cast<double>(min_p) * kWeightOne));
+        const uint64_t bits = bits_of(params, r, 0);
+        if (!has_top_k && !has_top_p && min_p <= 0 && !is_filtered) return from_all(bits);
+        const int32_t least = std::max(1, static_cast<int32_t>(std::ceil(static_cast<double>(min_p) * kWeightOne)));
         int count = 0;
         if (has_top_k) count = keep_top_k(top_k);
-        if (has_top_p) count = has_top_k ? keep_mass(count, needed(top_p, mass(0, count, 0))) : keep_top_p(top_p);
-        count = count > 0 ? in_order_of_ids(count) : row_.collect(floor_of(min_p));
-        return from_ids(count, least, bits);
+        if (has_top_p) count = has_top_k ? keep_mass(count, share_of(top_p, mass(0, count, 0))) : keep_top_p(top_p);
+        count = count > 0 ? in_order_of_ids(count) : row_.collect(floor_of(static_cast<float>(least) / kWeightOne));
+        return is_filtered ? filtered(params, r, candidates(count, least), mu) : from_ids(count, least, bits);
     }
 
   private:
-    static uint64_t needed(float top_p, uint64_t total) {
-        return static_cast<uint64_t>(std::max(1.0, std::ceil(static_cast<double>(top_p) * static_cast<double>(total))));
+    static bool has_filters(const SampleParams& params, int r) {
+        return params.typical_p[r] < 1 || params.top_n_sigma[r] > 0 || params.xtc_probability[r] > 0 ||
+               params.mirostat_tau[r] > 0;
     }
 
-    static uint64_t target(uint64_t bits, uint64_t total) {
-        return static_cast<uint64_t>(static_cast<unsigned __int128>(bits) * total >> 64);
+    static uint64_t bits_of(const SampleParams& params, int r, uint32_t draw) {
+        return philox(params.seed[r], params.position[r], params.choice[r], draw);
+    }
+
+    // ids[0, count) with weights of at least `least`, where the ids were.
+    Candidates candidates(int count, int32_t least) const {
+        Candidate* end = row_.items;
+        for_weights(0, count, [&](int32_t id, int32_t weight) {
+            *end = {id, weight};
+            end += weight >= least;
+            return false;
+        });
+        return {row_.items, static_cast<int>(end - row_.items), row_.logits};
+    }
+
+    int32_t filtered(const SampleParams& params, int r, Candidates left, float* mu) const {
+        if (params.typical_p[r] < 1) left.keep_typical(params.typical_p[r], most_, inverse_);
+        if (params.top_n_sigma[r] > 0) {
+            const double depth = static_cast<double>(params.top_n_sigma[r]) * deviation(row_.logits, row_.n, most_);
+            left.keep_logits(static_cast<float>(static_cast<double>(most_) - depth));
+        }
+        const double coin = static_cast<double>(bits_of(params, r, 1) >> 11) * 0x1p-53;
+        if (coin < static_cast<double>(params.xtc_probability[r])) left.exclude_top(params.xtc_threshold[r]);
+        if (params.mirostat_tau[r] > 0) left.keep_expected(*mu);
+        const Candidate drawn = left.draw(bits_of(params, r, 0));
+        if (params.mirostat_tau[r] > 0) {
+            const double surprise = -std::log2(static_cast<double>(drawn.weight) / static_cast<double>(left.mass()));
+            const double excess = surprise - static_cast<double>(params.mirostat_tau[r]);
+            *mu = static_cast<float>(static_cast<double>(*mu) - static_cast<double>(params.mirostat_eta[r]) * excess);
+        }
+        return drawn.id;
     }
 
     // A logit below every one whose weight is share * kWeightOne or more.
@@ -144,7 +167,7 @@ class Draw {
     }
 
     int keep_top_p(float top_p) const {
-        const uint64_t need = needed(top_p, total_mass());
+        const uint64_t need = share_of(top_p, total_mass());
         int count = 0;
         for (const float depth : {8.0f, 16.0f, kInfinity}) {
             count = row_.collect(most_ - temperature_ * depth);
@@ -252,27 +275,36 @@ void list_top(const Row& row, double log_sum, int count, int32_t* ids, float* lo
 struct RowMemory {
     float *copy, *raw_maxima, *maxima, *spare;
     uint64_t* sums;
+    Candidate* items;
     int32_t* ids;
 
     RowMemory(uint8_t* scratch, int n) {
         const size_t row = size(num_pieces(n)) * kSamplePiece, pieces = size(num_pieces(n));
         sums = reinterpret_cast<uint64_t*>(scratch);
         copy = reinterpret_cast<float*>(sums + pieces);
-        ids = reinterpret_cast<int32_t*>(copy + row);
-        raw_maxima = reinterpret_cast<float*>(ids + row);
+        items = reinterpret_cast<Candidate*>(copy + row);
+        ids = reinterpret_cast<int32_t*>(items) + row;
+        raw_maxima = reinterpret_cast<float*>(items + row);
         maxima = raw_maxima + pieces;
         spare = maxima + pieces;
     }
 };
 
 // Draws row r's token. Returns an error, or 0.
-uint8_t draw_row(const Row& raw, const SampleParams& params, int r, const RowMemory& memory, int32_t* drawn) {
+uint8_t draw_row(const Row& raw, const SampleParams& params, int r, const RowMemory& memory, int32_t* drawn,
+                 float* mu) {
     Row row = raw;
     bool has_nan = false;
+    const float* given = params.overrides && params.override_rows[r] >= 0
+                             ? params.overrides + size(params.override_rows[r]) * size(raw.n)
+                             : raw.logits;
     if (is_edited(params, r)) {
-        std::memcpy(memory.copy, raw.logits, size(raw.n) * sizeof(float));
+        std::memcpy(memory.copy, given, size(raw.n) * sizeof(float));
         edit(params, r, memory.copy);
-        row.logits = memory.copy;
+        given = memory.copy;
+    }
+    if (given != raw.logits) {
+        row.logits = given;
         row.maxima = memory.maxima;
         has_nan = !row.scan();
     }
@@ -281,24 +313,26 @@ uint8_t draw_row(const Row& raw, const SampleParams& params, int r, const RowMem
     if (params.temperature[r] < kGreedyBelow) {
         *drawn = row.first_of(most);
     } else {
-        const uint64_t bits = philox(params.seed[r], params.position[r], params.choice[r], 0);
-        *drawn = Draw(row, most, params.temperature[r])(params.top_k[r], params.top_p[r], params.min_p[r], bits);
+        *drawn = Draw(row, most, params.temperature[r])(params, r, mu);
     }
     return 0;
 }
+
+bool continues(const SampleParams& params, int r) { return r > 0 && params.chain[r]; }
 
 void sample_row(const SampleKernels& kernels, const float* logits, const SampleParams& params, int r, uint8_t* scratch,
                 const SampleResult& result) {
     const int n = params.vocab_size;
     const RowMemory memory(scratch, n);
-    const Row raw = {kernels, logits, n, memory.raw_maxima, memory.spare, memory.sums, memory.ids};
+    const Row raw = {kernels, logits, n, memory.raw_maxima, memory.spare, memory.sums, memory.ids, memory.items};
+    result.mu[r] = continues(params, r) ? result.mu[r - 1] : params.mirostat_mu[r];
     if (!raw.scan() || !std::isfinite(raw.most())) {
         result.errors[r] = kBadLogits;
         return;
     }
     if (params.targets[r] >= 0) {
         result.ids[r] = params.targets[r];
-    } else if ((result.errors[r] = draw_row(raw, params, r, memory, result.ids + r)) != 0) {
+    } else if ((result.errors[r] = draw_row(raw, params, r, memory, result.ids + r, result.mu + r)) != 0) {
         return;
     }
     if (params.num_logprobs[r] < 0) return;
@@ -312,13 +346,16 @@ void sample_row(const SampleKernels& kernels, const float* logits, const SampleP
 
 size_t sample_scratch(int vocab_size) {
     const size_t pieces = size(num_pieces(vocab_size));
-    return pieces * (kSamplePiece * (sizeof(float) + sizeof(int32_t)) + sizeof(uint64_t) + 3 * sizeof(float));
+    return pieces * (kSamplePiece * (sizeof(float) + sizeof(Candidate)) + sizeof(uint64_t) + 3 * sizeof(float));
 }
 
 void sample(const StepContext& step, int first, int count, const Rows& logits, const SampleParams& params,
             const SampleResult& result) {
     step.pool.run(count, [&](int row, int thread) {
-        sample_row(*step.kernels.sample, logits.row(row), params, first + row, step.scratch_of(thread), result);
+        if (row > 0 && continues(params, first + row)) return;  // it belongs to whoever has the row before it
+        do {
+            sample_row(*step.kernels.sample, logits.row(row), params, first + row, step.scratch_of(thread), result);
+        } while (++row < count && continues(params, first + row));
     });
 }
 

@@ -16,6 +16,9 @@ struct SampleParams {
     const int32_t* top_k;
     const uint64_t* seed;
     const int32_t *choice, *position;
+    const float *typical_p, *top_n_sigma, *xtc_probability, *xtc_threshold;
+    const float *mirostat_tau, *mirostat_eta, *mirostat_mu;
+    const uint8_t* chain;
     const float *repetition, *presence, *frequency;
     const int32_t *history_offsets, *history_ids, *history_counts;
     const int32_t *bias_offsets, *bias_ids;
@@ -23,6 +26,8 @@ struct SampleParams {
     const int32_t* num_logprobs;
     const uint32_t* masks;  // nullptr: none
     const int32_t* mask_rows;
+    const float* overrides;  // nullptr: none
+    const int32_t* override_rows;
 };
 
 constexpr uint8_t kBadLogits = 1, kNoToken = 2;  // BAD_LOGITS and NO_TOKEN
@@ -34,10 +39,11 @@ struct SampleResult {
     int max_logprobs;
     int32_t* top_ids;  // [num_rows, max_logprobs]
     float* top_logprobs;
+    float* mu;
     uint8_t* errors;
 };
 
-// Bytes of a thread's scratch that sampling wants; the largest vocabulary that fits is over 500 000.
+// Bytes of a thread's scratch that sampling wants; the largest vocabulary that fits is over 340 000.
 size_t sample_scratch(int vocab_size);
 
 // Draws for rows [first, first + count) of the step's logit rows, row `first` being row 0 of `logits`.

@@ -29,11 +29,29 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int = 0
     """0: all."""
     min_p: float = 0.0
+    typical_p: float = 1.0
+    """1: all."""
+    top_n_sigma: float = 0.0
+    """0 or less: all."""
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    mirostat_mode: Literal[0, 2] = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
     seed: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    dry_multiplier: float = 0.0
+    """0: no DRY penalty."""
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    """Tokens that it looks back at; -1: all."""
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -90,6 +108,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     prompt_ids: list[int]
     sampling: SamplingParams
     end_ids: tuple[int, ...] = ()
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    """The token sequences of `sampling.bad_words`."""
+    dry_breaker_ids: tuple[int, ...] = ()
+    """The tokens of `sampling.dry_sequence_breakers`."""
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
     priority: int = 0

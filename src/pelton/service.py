@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from pelton.checks import check_ids, check_range, check_sampling
 from pelton.engine.client import error_of
 from pelton.engine.protocol import EngineInfo
 from pelton.errors import ContextLengthExceeded, InternalError, InvalidRequest
@@ -40,15 +41,11 @@ from pelton.request import (
 from pelton.text.chat import ChatTemplate
 from pelton.text.disguise import strings
 from pelton.text.stream import TextStream
+from pelton.text.words import TokenSearch, spellings
 
 if TYPE_CHECKING:
     from pelton.text.tokenizer import Tokenizer
 
-MAX_CHOICES = 128
-MAX_LOGPROBS = 20
-MAX_STOPS = 64
-MAX_STOP_LENGTH = 1024
-MAX_LOGIT_BIAS = 4096
 MAX_PRIORITY = 1 << 31
 MIN_TIMEOUT = 0.001
 
@@ -86,6 +83,7 @@ class Service:
         self.engine = engine
         self._metadata = metadata
         self._template: ChatTemplate | None = None
+        self._search = TokenSearch(tokenizer)
 
     @property
     def context(self) -> int:
@@ -113,7 +111,7 @@ class Service:
         if sum(given) != 1:
             raise InvalidRequest("exactly one of messages, prompt and prompt_ids must be given", param="messages")
         if request.prompt_ids is not None:
-            _check_ids(request.prompt_ids, self.vocab_size, "prompt")
+            check_ids(request.prompt_ids, self.vocab_size, "prompt")
             return list(request.prompt_ids)
         return await asyncio.to_thread(self._encode_text, request)
 
@@ -132,8 +130,10 @@ class Service:
         engine_request = EngineRequest(
             id=request.id,
             prompt_ids=prompt_ids,
-            sampling=msgspec.structs.replace(sampling, stop=()),
+            sampling=msgspec.structs.replace(sampling, stop=(), bad_words=(), dry_sequence_breakers=()),
             end_ids=self.tokenizer.end_ids,
+            bad_words_ids=spellings(self.tokenizer, sampling.bad_words),
+            dry_breaker_ids=await self._breaker_ids(sampling),
             priority=request.priority,
             tenant=request.user or "",
             timeout=request.timeout,
@@ -146,6 +146,11 @@ class Service:
     async def close(self) -> None:
         """End the engine; requests in flight get `Unavailable`."""
         await self.engine.close()
+
+    async def _breaker_ids(self, sampling: SamplingParams) -> tuple[int, ...]:
+        if sampling.dry_multiplier <= 0:
+            return ()
+        return await asyncio.to_thread(self._search.ids_with, sampling.dry_sequence_breakers)
 
     def _encode_text(self, request: Request) -> list[int]:
         if request.prompt is not None:
@@ -201,9 +206,13 @@ class Service:
             raise self._too_long(num_prompt, source)
         limit = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-        top_k = max(sampling.top_k, 0)
         return msgspec.structs.replace(
-            sampling, max_tokens=limit, min_tokens=min(sampling.min_tokens, limit), seed=seed, top_k=top_k
+            sampling,
+            max_tokens=limit,
+            min_tokens=min(sampling.min_tokens, limit),
+            seed=seed,
+            top_k=max(sampling.top_k, 0),
+            top_n_sigma=max(sampling.top_n_sigma, 0.0),
         )
 
 
@@ -327,52 +336,8 @@ class _Answer:
         return msgspec.structs.replace(usage, completion_tokens=sum(choice.num_tokens for choice in self._choices))
 
 
-def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
-    """Raise `InvalidRequest`, with `param` set, for the first parameter that is out of its range."""
-    _check_range("n", sampling.n, 1, MAX_CHOICES)
-    if sampling.max_tokens is not None:
-        _check_range("max_tokens", sampling.max_tokens, 1, math.inf)
-    _check_range("min_tokens", sampling.min_tokens, 0, math.inf if sampling.max_tokens is None else sampling.max_tokens)
-    _check_range("temperature", sampling.temperature, 0, 2)
-    _check_range("top_p", sampling.top_p, 0, 1)
-    _check_range("top_k", sampling.top_k, -1, 2**31 - 1)
-    _check_range("min_p", sampling.min_p, 0, 1)
-    _check_range("presence_penalty", sampling.presence_penalty, -2, 2)
-    _check_range("frequency_penalty", sampling.frequency_penalty, -2, 2)
-    _check_range("repetition_penalty", sampling.repetition_penalty, 0.01, 100)
-    if sampling.seed is not None:
-        _check_range("seed", sampling.seed, -(2**63), 2**64 - 1)
-    if sampling.logprobs is not None:
-        _check_range("logprobs", sampling.logprobs, 0, MAX_LOGPROBS)
-    if len(sampling.stop) > MAX_STOPS:
-        raise InvalidRequest(f"stop has {len(sampling.stop)} strings, over {MAX_STOPS}", param="stop")
-    for stop in sampling.stop:
-        if not 1 <= len(stop) <= MAX_STOP_LENGTH:
-            message = f"a stop string has {len(stop)} characters, must have 1 to {MAX_STOP_LENGTH}"
-            raise InvalidRequest(message, param="stop")
-    _check_ids(sampling.stop_token_ids, vocab_size, "stop_token_ids")
-    _check_ids(tuple(sampling.logit_bias), vocab_size, "logit_bias")
-    if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
-        message = f"logit_bias has {len(sampling.logit_bias)} entries, over {MAX_LOGIT_BIAS}"
-        raise InvalidRequest(message, param="logit_bias")
-    for bias in sampling.logit_bias.values():
-        _check_range("logit_bias", bias, -100, 100)
-
-
 def _check_policy(request: Request) -> None:
-    _check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     for name, seconds in (("timeout", request.timeout), ("queue_timeout", request.queue_timeout)):
         if seconds is not None:
-            _check_range(name, seconds, MIN_TIMEOUT, math.inf)
-
-
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:  # Not a number is in no range.
-        limits = f"at least {low}" if high == math.inf else f"from {low} to {high}"
-        raise InvalidRequest(f"{name} is {value}, must be {limits}", param=name)
-
-
-def _check_ids(ids: tuple[int, ...], vocab_size: int, name: str) -> None:
-    for id in ids:
-        if not 0 <= id < vocab_size:
-            raise InvalidRequest(f"{name}: token id {id} is not from 0 to {vocab_size - 1}", param=name)
+            check_range(name, seconds, MIN_TIMEOUT, math.inf)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,20 @@ import numpy.typing as npt
 import pytest
 
 from pelton import _core
-from pelton.ops.sampling import BAD_LOGITS, NO_TOKEN, SampleArrays, Sampled, log_softmax, no_samples, sample
+from pelton.ops.sampling import (
+    BAD_LOGITS,
+    NO_TOKEN,
+    SampleArrays,
+    Sampled,
+    greedy_rows,
+    log_softmax,
+    no_samples,
+    sample,
+)
 
 F32 = npt.NDArray[np.float32]
 ISAS = _core.isas()
+LISTS = ("history_ids", "history_counts", "bias_ids", "bias_values", "masks", "mask_rows", "overrides", "override_rows")
 
 
 @functools.cache
@@ -24,33 +34,13 @@ def machine(isa: str, threads: int) -> _core.Machine:
 
 def parameters(num_rows: int, **changes: Any) -> SampleArrays:
     """Rows at temperature 1 that differ by position; a number or a list for every row."""
-    defaults: dict[str, tuple[Any, type[np.generic]]] = {
-        "targets": (-1, np.int32),
-        "temperature": (1, np.float32),
-        "top_p": (1, np.float32),
-        "min_p": (0, np.float32),
-        "top_k": (0, np.int32),
-        "seed": (7, np.uint64),
-        "choice": (0, np.int32),
-        "position": (np.arange(num_rows), np.int32),
-        "repetition": (1, np.float32),
-        "presence": (0, np.float32),
-        "frequency": (0, np.float32),
-        "num_logprobs": (-1, np.int32),
-    }
-    columns = {
-        name: np.ascontiguousarray(np.broadcast_to(np.asarray(changes.pop(name, value)), num_rows).astype(kind))
-        for name, (value, kind) in defaults.items()
-    }
-    lists: dict[str, Any] = {
-        "history_offsets": np.zeros(num_rows + 1, np.int32),
-        "history_ids": np.zeros(0, np.int32),
-        "history_counts": np.zeros(0, np.int32),
-        "bias_offsets": np.zeros(num_rows + 1, np.int32),
-        "bias_ids": np.zeros(0, np.int32),
-        "bias_values": np.zeros(0, np.float32),
-    }
-    return SampleArrays(**columns, **(lists | changes))
+    base = greedy_rows(num_rows)
+    given = {"temperature": 1, "seed": 7, "position": np.arange(num_rows)} | changes
+    for name, value in given.items():
+        if name not in LISTS:
+            like = getattr(base, name)
+            given[name] = np.ascontiguousarray(np.broadcast_to(np.asarray(value), like.shape).astype(like.dtype))
+    return replace(base, **given)
 
 
 def in_core(logits: F32, params: SampleArrays, threads: int = 1, isa: str = "") -> Sampled:
@@ -60,8 +50,8 @@ def in_core(logits: F32, params: SampleArrays, threads: int = 1, isa: str = "") 
 
 
 def assert_same_bits(a: Sampled, b: Sampled) -> None:
-    for field in fields(a):
-        assert np.array_equal(getattr(a, field.name), getattr(b, field.name)), field.name
+    for name, values in a._asdict().items():
+        assert np.array_equal(values, getattr(b, name)), name
 
 
 def random_logits(num_rows: int, vocab: int, spread: float = 3, seed: int = 0) -> F32:
@@ -85,6 +75,14 @@ def everything(num_rows: int, vocab: int) -> SampleArrays:
         top_p=pick(1, 0.95, 0.5, 0.999),
         min_p=pick(0, 0, 0.05, 0.3),
         top_k=pick(0, 1, 20, 50, 1000, 10**6),
+        typical_p=pick(1, 1, 0.9, 0.3),
+        top_n_sigma=pick(0, 0, 1, 2.5),
+        xtc_probability=pick(0, 0, 0.5, 1),
+        xtc_threshold=pick(0.1, 0.01),
+        mirostat_tau=pick(0, 0, 3, 5),
+        mirostat_eta=pick(0.1, 0.5),
+        mirostat_mu=pick(6, 10, 0.5),
+        chain=pick(0, 0, 1),
         seed=rng.integers(0, 2**63, num_rows),
         choice=pick(0, 1, 2),
         repetition=pick(1, 1.1, 1.3),
@@ -99,6 +97,8 @@ def everything(num_rows: int, vocab: int) -> SampleArrays:
         bias_values=np.where(rng.random(num_bias) < 0.3, -np.inf, rng.normal(0, 3, num_bias)).astype(np.float32),
         masks=rng.integers(0, 2**32, (3, -(-vocab // 32)), dtype=np.uint32),
         mask_rows=pick(-1, -1, 0, 1, 2).astype(np.int32),
+        overrides=random_logits(2, vocab, seed=9),
+        override_rows=pick(-1, -1, -1, 0, 1).astype(np.int32),
     )
 
 
@@ -115,6 +115,7 @@ def test_equals_the_definition(vocab: int, spread: float, isa: str) -> None:
     assert np.array_equal(out.top_ids, expected.top_ids)
     np.testing.assert_allclose(out.logprobs, expected.logprobs, rtol=2e-6, atol=2e-6)
     np.testing.assert_allclose(out.top_logprobs, expected.top_logprobs, rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(out.mu, expected.mu, rtol=1e-6, atol=1e-5)
 
 
 def test_threads_and_company_give_the_same_bits() -> None:

@@ -74,7 +74,7 @@ def alone(path: Path, requests: list[EngineRequest], **settings: object) -> dict
 
 
 def mix(vocab: int) -> list[EngineRequest]:
-    """Eight requests of all kinds, prompts of over 512 tokens among them."""
+    """Requests of all kinds, prompts of over 512 tokens among them."""
     rng = random.Random(3)
 
     def prompt(length: int) -> list[int]:
@@ -91,6 +91,9 @@ def mix(vocab: int) -> list[EngineRequest]:
         ),
         ask("biased", prompt(100), logit_bias={7: 3.0, 9: -5.0}, min_p=0.05, temperature=1.2, top_k=20, seed=2),
         ask("min", prompt(45), min_tokens=5, stop_token_ids=tuple(range(0, vocab, 3)), max_tokens=20),
+        ask("filters", prompt(40), typical_p=0.8, top_n_sigma=2.0, xtc_probability=0.5, temperature=1.3, seed=4),
+        ask("mirostat", prompt(50), mirostat_mode=2, mirostat_tau=3.0, temperature=1.0, n=2, max_tokens=30),
+        ask("dry", prompt(20) * 3, dry_multiplier=2.0, allowed_token_ids=tuple(range(0, vocab, 2)), max_tokens=20),
     ]
 
 

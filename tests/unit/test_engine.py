@@ -21,6 +21,13 @@ MIX = [
     request("short", prompt(1, 5), max_tokens=70),
     request("min", prompt(10), end_ids=tuple(range(0, VOCAB, 2)), min_tokens=6, max_tokens=30),
     request("logprobs", prompt(150), logprobs=3, max_tokens=10),
+    request("mirostat", prompt(30, 8), mirostat_mode=2, temperature=1.0, n=2, max_tokens=40),
+    request("dry", prompt(30, 8), dry_multiplier=1e9, dry_allowed_length=1, max_tokens=40),
+    request("allowed", prompt(20, 4), allowed_token_ids=(1, 3, 44), max_tokens=20),
+    msgspec.structs.replace(
+        request("bad words", prompt(20, 4), allowed_token_ids=(1, 3, 44, 45), bad_words=("",), max_tokens=40),
+        bad_words_ids=((1, 3), (44,), (3, 3, 45), (45, 45)),
+    ),
 ]
 
 

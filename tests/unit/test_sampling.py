@@ -7,35 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pelton.ops.sampling import BAD_LOGITS, NO_TOKEN, SampleArrays, draw, philox, sample
-
-NONE = np.zeros(0, np.int32)
-
-
-def greedy(num_rows: int = 1) -> SampleArrays:
-    """Parameters that change nothing."""
-    zeros, ones = np.zeros(num_rows, np.float32), np.ones(num_rows, np.float32)
-    no_ints, no_entries = np.zeros(num_rows, np.int32), np.zeros(num_rows + 1, np.int32)
-    return SampleArrays(
-        targets=np.full(num_rows, -1, np.int32),
-        temperature=zeros,
-        top_p=ones,
-        min_p=zeros,
-        top_k=no_ints,
-        seed=np.zeros(num_rows, np.uint64),
-        choice=no_ints,
-        position=no_ints,
-        repetition=ones,
-        presence=zeros,
-        frequency=zeros,
-        history_offsets=no_entries,
-        history_ids=NONE,
-        history_counts=NONE,
-        bias_offsets=no_entries,
-        bias_ids=NONE,
-        bias_values=np.zeros(0, np.float32),
-        num_logprobs=np.full(num_rows, -1, np.int32),
-    )
+from pelton.ops.sampling import BAD_LOGITS, NO_TOKEN, draw, greedy_rows, philox, sample
 
 
 def test_generator_gives_the_published_numbers() -> None:
@@ -45,8 +17,8 @@ def test_generator_gives_the_published_numbers() -> None:
 
 def test_draws_follow_the_distribution() -> None:
     logits = np.log(np.array([0.5, 0.25, 0.125, 0.125], np.float32))
-    params = replace(greedy(), temperature=np.ones(1, np.float32))
-    drawn = [draw(logits, replace(params, position=np.array([i], np.int32)), 0) for i in range(4000)]
+    params = replace(greedy_rows(1), temperature=np.ones(1, np.float32))
+    drawn = [draw(logits, replace(params, position=np.array([i], np.int32)), 0)[0] for i in range(4000)]
     counts = np.bincount(drawn, minlength=4)
     expected = 4000 * np.array([0.5, 0.25, 0.125, 0.125])
     assert ((counts - expected) ** 2 / expected).sum() < 16.3  # chi-square, 3 degrees, p = 0.001
@@ -54,14 +26,14 @@ def test_draws_follow_the_distribution() -> None:
 
 def test_filters_keep_what_they_say() -> None:
     logits = np.log(np.array([0.1, 0.4, 0.2, 0.2, 0.1], np.float32))
-    warm = replace(greedy(), temperature=np.ones(1, np.float32))
+    warm = replace(greedy_rows(1), temperature=np.ones(1, np.float32))
 
     def kept(**changes: float) -> set[int]:
         arrays = {
             name: np.array([value], np.int32 if name == "top_k" else np.float32) for name, value in changes.items()
         }
         params = replace(warm, **arrays)  # type: ignore[arg-type]
-        return {draw(logits, replace(params, seed=np.array([i], np.uint64)), 0) for i in range(300)}
+        return {draw(logits, replace(params, seed=np.array([i], np.uint64)), 0)[0] for i in range(300)}
 
     assert kept() == {0, 1, 2, 3, 4}
     assert kept(top_k=2) == {1, 2}
@@ -75,7 +47,7 @@ def test_filters_keep_what_they_say() -> None:
 def test_penalties_bias_and_masks_in_order() -> None:
     logits = np.array([[2.0, -1.0, 1.5, 0.0]], np.float32)
     params = replace(
-        greedy(),
+        greedy_rows(1),
         repetition=np.array([2.0], np.float32),
         presence=np.array([0.25], np.float32),
         frequency=np.array([0.5], np.float32),
@@ -101,5 +73,5 @@ def test_penalties_bias_and_masks_in_order() -> None:
 
 def test_rows_that_cannot_draw_say_so() -> None:
     logits = np.array([[0, np.nan], [np.inf, 0], [-np.inf, -np.inf], [1, 2]], np.float32)
-    params = replace(greedy(4), masks=np.zeros((1, 1), np.uint32), mask_rows=np.array([-1, -1, -1, 0], np.int32))
+    params = replace(greedy_rows(4), masks=np.zeros((1, 1), np.uint32), mask_rows=np.array([-1, -1, -1, 0], np.int32))
     assert sample(logits, params).errors.tolist() == [BAD_LOGITS, BAD_LOGITS, BAD_LOGITS, NO_TOKEN]

@@ -24,7 +24,7 @@ def entries(offsets, row, *columns):
 
 def test_plain_rows_carry_nothing_and_are_made_once():
     rows = [Row(sequence()), Row(sequence(1))]
-    sampling = Sampling()
+    sampling = Sampling(100)
     arrays = sampling.arrays(rows)
     assert arrays.temperature.tolist() == [0, 0]
     assert arrays.history_offsets.tolist() == arrays.bias_offsets.tolist() == [0, 0, 0]
@@ -36,7 +36,7 @@ def test_plain_rows_carry_nothing_and_are_made_once():
 
 def test_columns():
     params = {"temperature": 0.5, "top_p": 0.9, "min_p": 0.1, "top_k": 7, "seed": -1, "logprobs": 3}
-    arrays = Sampling().arrays([Row(sequence()), Row(sequence(1, 2, **params))])
+    arrays = Sampling(100).arrays([Row(sequence()), Row(sequence(1, 2, **params))])
     assert arrays.temperature.tolist() == [0, 0.5]
     assert arrays.top_k.tolist() == [0, 7]
     assert arrays.seed.tolist() == [1, 2**64 - 1]
@@ -46,7 +46,7 @@ def test_columns():
 
 def test_positions_move_on():
     row = sequence(temperature=1.0)
-    sampling = Sampling()
+    sampling = Sampling(100)
     for expected in range(3):
         assert sampling.arrays([Row(row)]).position.tolist() == [expected]
         row.tokens.append(9)
@@ -54,7 +54,7 @@ def test_positions_move_on():
 
 def test_repetition_looks_at_prompt_and_output_presence_at_the_output():
     rows = [sequence(7, 5, 7, repetition_penalty=1.5), sequence(), sequence(7, 7, presence_penalty=0.5)]
-    sampling = Sampling()
+    sampling = Sampling(100)
     for _ in range(2):
         arrays = sampling.arrays(list(map(Row, rows)))
         assert entries(arrays.history_offsets, 0, arrays.history_ids, arrays.history_counts) == [(3, 0), (5, 1), (7, 2)]
@@ -67,7 +67,7 @@ def test_repetition_looks_at_prompt_and_output_presence_at_the_output():
 
 def test_a_history_grows_past_its_first_room():
     row = sequence(*range(200), frequency_penalty=0.1)
-    sampling = Sampling()
+    sampling = Sampling(100)
     sampling.arrays([Row(row)])
     row.tokens.extend(range(100, 400))
     arrays = sampling.arrays([Row(row)])
@@ -78,13 +78,13 @@ def test_a_history_grows_past_its_first_room():
 def test_end_tokens_are_banned_until_min_tokens():
     asked = {"min_tokens": 2, "stop_token_ids": (4,), "logit_bias": {4: 1.0, 6: -2.0}, "end_ids": (8,)}
     row, ignoring = sequence(**asked), sequence(**asked, ignore_eos=True)
-    sampling = Sampling()
+    sampling = Sampling(100)
     for _ in range(2):
         arrays = sampling.arrays([Row(row), Row(ignoring)])
         got = entries(arrays.bias_offsets, 0, arrays.bias_ids, arrays.bias_values)
-        assert got == [(4, -math.inf), (6, -2.0), (8, -math.inf)]
+        assert got == [(4, -math.inf), (4, 1.0), (6, -2.0), (8, -math.inf)]
         got = entries(arrays.bias_offsets, 1, arrays.bias_ids, arrays.bias_values)
-        assert got == [(4, -math.inf), (6, -2.0)]
+        assert got == [(4, -math.inf), (4, 1.0), (6, -2.0)]
         row.tokens.append(1)
         ignoring.tokens.append(1)
     arrays = sampling.arrays([Row(row), Row(ignoring)])
@@ -94,7 +94,7 @@ def test_end_tokens_are_banned_until_min_tokens():
 def test_rows_of_a_draft_take_what_is_before_them_for_output():
     asked = {"min_tokens": 4, "end_ids": (8,), "temperature": 1.0, "repetition_penalty": 1.5}
     row = sequence(7, 5, **asked)
-    sampling = Sampling()
+    sampling = Sampling(100)
     sampling.arrays([Row(row)])
     row.draft = array("i", [7, 9, 9])
     arrays = sampling.arrays([Row(row, offset) for offset in range(4)])
@@ -109,7 +109,7 @@ def test_rows_of_a_draft_take_what_is_before_them_for_output():
         got = entries(arrays.history_offsets, offset, arrays.history_ids, arrays.history_counts)
         assert dict(got) == history
         row_as_output = sequence(7, 5, *row.draft[:offset], **asked)
-        plain = Sampling().arrays([Row(row_as_output)])
+        plain = Sampling(100).arrays([Row(row_as_output)])
         assert got == entries(plain.history_offsets, 0, plain.history_ids, plain.history_counts)
     bans = [entries(arrays.bias_offsets, offset, arrays.bias_ids, arrays.bias_values) for offset in range(4)]
     assert bans == [[(8, -math.inf)], [(8, -math.inf)], [], []]

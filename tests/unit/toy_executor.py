@@ -31,7 +31,7 @@ def view(tokens: Sequence[int]) -> int:
     return zlib.crc32(np.array(tokens, np.int32).tobytes())
 
 
-def next_token(views: tuple[int, ...], params: SampleArrays, row: int) -> int:
+def next_token(views: tuple[int, ...], params: SampleArrays, row: int, mu: float = 0) -> int:
     """What the toy model draws, from what each cache group shows of the tokens so far."""
     seen: list[object] = [views]
     if params.temperature[row] > 0:
@@ -39,6 +39,8 @@ def next_token(views: tuple[int, ...], params: SampleArrays, row: int) -> int:
     low, high = params.history_offsets[row : row + 2]
     history = zip(params.history_ids[low:high].tolist(), params.history_counts[low:high].tolist(), strict=True)
     seen.append(sorted(history))
+    if params.mirostat_tau[row] > 0:
+        seen.append(mu)
     token = digest(*seen) % VOCAB
     banned = banned_in(params, row)
     while token in banned and len(banned) < VOCAB:
@@ -48,7 +50,11 @@ def next_token(views: tuple[int, ...], params: SampleArrays, row: int) -> int:
 
 def banned_in(params: SampleArrays, row: int) -> set[int]:
     low, high = params.bias_offsets[row : row + 2]
-    return set(params.bias_ids[low:high][params.bias_values[low:high] == -np.inf].tolist())
+    banned = set(params.bias_ids[low:high][params.bias_values[low:high] <= -1e9].tolist())
+    if params.masks is not None and params.mask_rows is not None and params.mask_rows[row] >= 0:
+        words = params.masks[params.mask_rows[row]]
+        banned |= {id for id in range(VOCAB) if not words[id // 32] >> np.uint32(id % 32) & 1}
+    return banned
 
 
 class ToyPending:
@@ -64,12 +70,18 @@ class ToyPending:
     def sample(self, params: SampleArrays) -> Sampled:
         assert len(params.temperature) == len(self.views) == len(params.history_offsets) - 1
         most = int(params.num_logprobs.max())
-        ids = [next_token(seen, params, row) for row, seen in enumerate(self.views)]
+        ids: list[int] = []
+        mus: list[float] = []
+        for row, seen in enumerate(self.views):
+            mu = mus[-1] if params.chain[row] else float(params.mirostat_mu[row])
+            ids.append(next_token(seen, params, row, mu))
+            mus.append(mu + (ids[-1] / 2 if params.mirostat_tau[row] > 0 else 0))
         top = [[digest(seen, k) % VOCAB for k in range(max(most, 0))] for seen in self.views]
         logprobs = np.array([-digest(seen, id) / 2**32 for seen, id in zip(self.views, ids, strict=True)], np.float32)
         top_ids = np.array(top, np.int32).reshape(len(ids), -1)
         errors = np.array([len(banned_in(params, row)) == VOCAB for row in range(len(ids))]) * np.uint8(NO_TOKEN)
-        return Sampled(np.array(ids, np.int32), logprobs, top_ids, -top_ids.astype(np.float32), errors)
+        mu = np.array(mus, np.float32)
+        return Sampled(np.array(ids, np.int32), logprobs, top_ids, -top_ids.astype(np.float32), mu, errors)
 
 
 class ToyExecutor:

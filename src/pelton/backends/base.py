@@ -24,6 +24,7 @@ from pelton.ops.sampling import BAD_LOGITS as BAD_LOGITS
 from pelton.ops.sampling import NO_TOKEN as NO_TOKEN
 from pelton.ops.sampling import SampleArrays as SampleArrays
 from pelton.ops.sampling import Sampled as Sampled
+from pelton.ops.sampling import greedy_rows as greedy_rows
 
 NAMES = ("cpu",)
 """The backends of this build."""

@@ -7,14 +7,14 @@ be in a cache; here they come from memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pelton import _core
 from pelton.bench.limits import Limits, measure
 from pelton.bench.result import Result, judge
-from pelton.ops.sampling import SampleArrays, Sampled, no_samples
+from pelton.ops.sampling import SampleArrays, Sampled, greedy_rows, no_samples
 
 ZIPF_EXPONENT = 1.2
 """Probabilities fall as rank ** -1.2, about as a language's words do: what top-p costs depends on how many it keeps."""
@@ -32,27 +32,14 @@ class Draw:
 
     def arrays(self, num_rows: int) -> SampleArrays:
         """Rows that differ by output position alone."""
-        ints, no_entries = np.zeros(num_rows, np.int32), np.zeros(num_rows + 1, np.int32)
-        zeros = np.zeros(num_rows, np.float32)
-        return SampleArrays(
-            targets=ints - np.int32(1),
-            temperature=zeros + np.float32(self.temperature),
-            top_p=zeros + np.float32(self.top_p),
-            min_p=zeros,
-            top_k=ints + np.int32(self.top_k),
-            seed=np.zeros(num_rows, np.uint64),
-            choice=ints,
+        base = greedy_rows(num_rows)
+        return replace(
+            base,
+            temperature=base.temperature + np.float32(self.temperature),
+            top_p=base.top_p * np.float32(self.top_p),
+            top_k=base.top_k + np.int32(self.top_k),
             position=np.arange(num_rows, dtype=np.int32),
-            repetition=zeros + np.float32(1),
-            presence=zeros,
-            frequency=zeros,
-            history_offsets=no_entries,
-            history_ids=ints[:0],
-            history_counts=ints[:0],
-            bias_offsets=no_entries,
-            bias_ids=ints[:0],
-            bias_values=zeros[:0],
-            num_logprobs=ints + np.int32(self.num_logprobs),
+            num_logprobs=np.full(num_rows, self.num_logprobs, np.int32),
         )
 
 

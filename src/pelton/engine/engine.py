@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 
 from pelton.backends.base import NO_TOKEN, Sampled
@@ -68,7 +69,7 @@ class Engine:
             patience=config.patience,
         )
         self.context = runner.context
-        self._sampling = Sampling()
+        self._sampling = Sampling(runner.vocab_size)
         self._groups: dict[str, SequenceGroup] = {}
         self._deadlines = Deadlines(config.queue_timeout, config.request_timeout)
         self._num_arrived = 0
@@ -150,10 +151,14 @@ class Engine:
             raise InvalidRequest("the prompt has no tokens", param="prompt")
         if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocab_size:
             raise InvalidRequest(f"prompt token ids must be from 0 to {vocab_size - 1}", param="prompt")
-        if outside := [id for id in sampling.logit_bias if not 0 <= id < vocab_size]:
-            raise InvalidRequest(
-                f"logit_bias names token {outside[0]}; ids are from 0 to {vocab_size - 1}", param="logit_bias"
-            )
+        named: dict[str, Iterable[int]] = {
+            "logit_bias": sampling.logit_bias,
+            "allowed_token_ids": sampling.allowed_token_ids or (),
+            "bad_words": chain.from_iterable(request.bad_words_ids),
+        }
+        for name, ids in named.items():
+            if outside := [id for id in ids if not 0 <= id < vocab_size]:
+                raise InvalidRequest(f"{name} names token {outside[0]}; ids are from 0 to {vocab_size - 1}", param=name)
         if not 1 <= sampling.n <= self.runner.max_sequences:
             raise InvalidRequest(f"n is {sampling.n}, must be from 1 to {self.runner.max_sequences}", param="n")
         if sampling.max_tokens is None or sampling.max_tokens < 1:
@@ -204,7 +209,7 @@ class Engine:
         self.runner.close()
 
     def _emit(self, rows: list[Row], sampled: Sampled, accepted: Mapping[Sequence, int]) -> None:
-        errors = sampled.errors.tolist()
+        errors, mus = sampled.errors.tolist(), sampled.mu.tolist()
         for row, ((sequence, offset), token) in enumerate(zip(rows, sampled.ids.tolist(), strict=True)):
             group = sequence.group
             kept = accepted.get(sequence, 0)
@@ -219,6 +224,7 @@ class Engine:
                 continue
             if offset == kept:  # those before it are accepted tokens, which it has
                 sequence.tokens.append(token)
+                sequence.mu = mus[row]
             if group.num_logprobs is None:
                 self._events.append(TokenEvent(group.request.id, sequence.choice, token))
             else:
@@ -262,7 +268,9 @@ def _error_event(id: str, error: PeltonError) -> ErrorEvent:
 
 def _draw_error(code: int) -> PeltonError:
     if code == NO_TOKEN:
-        return InvalidRequest("logit_bias and the constraints together allow no token", param="logit_bias")
+        return InvalidRequest(
+            "logit_bias, allowed_token_ids, bad_words and the constraints together allow no token", param="logit_bias"
+        )
     return InternalError("the model's output for this input is not a number")
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 from pelton.request import EngineRequest
 
 if TYPE_CHECKING:
+    from pelton.engine.penalties import History
     from pelton.engine.prefix_cache import Node
-    from pelton.engine.sampling import History
 
 URGENT = -(1 << 63)
 """The rank of a sequence whose turn came because it had waited too long: before any priority."""
@@ -27,7 +27,7 @@ class Sequence:
     """One choice of a request. `forking`: it shares its parent's prefill and starts when that is done."""
 
     __slots__ = (  # what a step touches of a sequence lies together
-        "children", "choice", "draft", "group", "history", "max_length", "node", "num_cached", "num_computed",
+        "children", "choice", "draft", "group", "history", "max_length", "mu", "node", "num_cached", "num_computed",
         "num_prompt", "rank", "state", "tables", "tokens",
     )  # fmt: skip
 
@@ -52,6 +52,8 @@ class Sequence:
         """Deepest node of the prefix cache that its table agrees with; None: the root."""
         self.history: History | None = None
         """Token counts for the penalties, where it has any."""
+        self.mu = 2 * group.request.sampling.mirostat_tau
+        """Mirostat's bound on the surprise of the next token, in bits."""
         self.children: list[Sequence] = []
         """The choices that fork from it when its prefill is done."""
 
@@ -89,7 +91,10 @@ class Sequence:
 class SequenceGroup:
     """A request and its choices."""
 
-    __slots__ = ("arrival", "end_ids", "num_cached", "num_completion", "num_logprobs", "request", "sequences", "tenant")
+    __slots__ = (
+        "arrival", "dry_breakers", "end_ids", "num_cached", "num_completion", "num_logprobs", "request", "sequences",
+        "tenant",
+    )  # fmt: skip
 
     def __init__(self, request: EngineRequest, arrival: int) -> None:
         self.request = request
@@ -104,6 +109,8 @@ class SequenceGroup:
             () if request.sampling.ignore_eos else request.end_ids
         )
         """The tokens that end a choice."""
+        self.dry_breakers = frozenset(request.dry_breaker_ids)
+        """The tokens that a repeat does not go across."""
         self.sequences = [Sequence(self, choice) for choice in range(request.sampling.n)]
         first, *others = self.sequences
         first.children = others

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from typing import Any
 
 import msgspec
 from starlette.requests import Request as HTTPRequest
@@ -100,10 +101,10 @@ def _chat_sampling(body: wire.ChatRequest) -> SamplingParams:
 
 def _sampling(body: wire.SamplingFields, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
     names = {each.name for each in msgspec.structs.fields(SamplingParams)}
-    given = {
-        each.name: value
+    given: dict[str, Any] = {
+        each.name: tuple(value) if isinstance(value, list) else value
         for each in msgspec.structs.fields(body)
-        if each.name in names - {"stop", "logit_bias", "stop_token_ids", "max_tokens", "logprobs"}
+        if each.name in names - {"stop", "logit_bias", "max_tokens", "logprobs"}
         and (value := getattr(body, each.name)) is not None
     }
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
@@ -112,7 +113,6 @@ def _sampling(body: wire.SamplingFields, max_tokens: int | None, logprobs: int |
         max_tokens=max_tokens,
         logprobs=logprobs,
         stop=stop,
-        stop_token_ids=tuple(body.stop_token_ids or ()),
         logit_bias=_logit_bias(body.logit_bias or {}),
     )
 

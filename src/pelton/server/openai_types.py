@@ -7,7 +7,7 @@ nothing: any other value is refused, never ignored.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -41,12 +41,27 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     # vLLM's
     top_k: int | None = None
     min_p: float | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    # llama.cpp's, and what front ends of it call them
+    typical_p: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    mirostat_mode: Literal[0, 2] | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: list[str] | None = None
     priority: int | None = None
     # as LiteLLM names it; seconds
     timeout: float | None = None
@@ -110,8 +125,6 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "guided_grammar": _NOTHING,
     "structured_outputs": _NOTHING,
     "prompt_logprobs": _NOTHING,
-    "bad_words": _NOTHING,
-    "allowed_token_ids": _NOTHING,
     "logits_processors": _NOTHING,
     "prompt_embeds": _NOTHING,
     "truncate_prompt_tokens": _NOTHING,

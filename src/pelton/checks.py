@@ -1,0 +1,94 @@
+"""What sampling parameters may be: checked once, where a request enters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pelton.errors import InvalidRequest
+from pelton.request import SamplingParams
+
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+MAX_STRINGS = 64
+"""Of `stop` and of `dry_sequence_breakers`."""
+MAX_BAD_WORDS = 1024
+MAX_STRING_LENGTH = 1024
+MAX_LOGIT_BIAS = 4096
+
+RANGES: dict[str, tuple[float, float]] = {
+    "n": (1, MAX_CHOICES),
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0, 1),
+    "typical_p": (0, 1),
+    "top_n_sigma": (-1, 1000),
+    "xtc_probability": (0, 1),
+    "xtc_threshold": (0, 1),
+    "mirostat_tau": (0.01, 100),
+    "mirostat_eta": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0.01, 100),
+    "dry_multiplier": (0, 100),
+    "dry_base": (1, 100),
+    "dry_allowed_length": (1, 2**31 - 1),
+    "dry_penalty_last_n": (-1, 2**31 - 1),
+}
+"""The least and the most that a parameter may be."""
+OPTIONAL_RANGES: dict[str, tuple[float, float]] = {
+    "max_tokens": (1, math.inf),
+    "seed": (-(2**63), 2**64 - 1),
+    "logprobs": (0, MAX_LOGPROBS),
+}
+"""Of parameters that may also be None."""
+
+
+def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
+    """Raise `InvalidRequest`, with `param` set, for the first parameter that is out of its range."""
+    for name, (low, high) in RANGES.items():
+        check_range(name, getattr(sampling, name), low, high)
+    for name, (low, high) in OPTIONAL_RANGES.items():
+        if getattr(sampling, name) is not None:
+            check_range(name, getattr(sampling, name), low, high)
+    check_range("min_tokens", sampling.min_tokens, 0, math.inf if sampling.max_tokens is None else sampling.max_tokens)
+    if sampling.mirostat_mode not in (0, 2):
+        raise InvalidRequest(f"mirostat_mode is {sampling.mirostat_mode}, must be 0 or 2", param="mirostat_mode")
+    _check_strings("stop", sampling.stop, MAX_STRINGS)
+    _check_strings("dry_sequence_breakers", sampling.dry_sequence_breakers, MAX_STRINGS)
+    _check_strings("bad_words", sampling.bad_words, MAX_BAD_WORDS)
+    check_ids(sampling.stop_token_ids, vocab_size, "stop_token_ids")
+    check_ids(tuple(sampling.logit_bias), vocab_size, "logit_bias")
+    if sampling.allowed_token_ids is not None:
+        if not sampling.allowed_token_ids:
+            raise InvalidRequest("allowed_token_ids is empty: no token could be drawn", param="allowed_token_ids")
+        check_ids(sampling.allowed_token_ids, vocab_size, "allowed_token_ids")
+    if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
+        message = f"logit_bias has {len(sampling.logit_bias)} entries, over {MAX_LOGIT_BIAS}"
+        raise InvalidRequest(message, param="logit_bias")
+    for bias in sampling.logit_bias.values():
+        check_range("logit_bias", bias, -100, 100)
+
+
+def check_range(name: str, value: float, low: float, high: float) -> None:
+    """Raise `InvalidRequest` unless low <= value <= high."""
+    if not low <= value <= high:  # Not a number is in no range.
+        limits = f"at least {low}" if high == math.inf else f"from {low} to {high}"
+        raise InvalidRequest(f"{name} is {value}, must be {limits}", param=name)
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, name: str) -> None:
+    """Raise `InvalidRequest` unless all ids are of the vocabulary."""
+    for id in ids:
+        if not 0 <= id < vocab_size:
+            raise InvalidRequest(f"{name}: token id {id} is not from 0 to {vocab_size - 1}", param=name)
+
+
+def _check_strings(name: str, strings: Sequence[str], most: int) -> None:
+    if len(strings) > most:
+        raise InvalidRequest(f"{name} has {len(strings)} strings, over {most}", param=name)
+    for string in strings:
+        if not 1 <= len(string) <= MAX_STRING_LENGTH:
+            message = f"a string of {name} has {len(string)} characters, must have 1 to {MAX_STRING_LENGTH}"
+            raise InvalidRequest(message, param=name)
