@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 from pelton.errors import InvalidRequest
-from pelton.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from pelton.text.tokenizer import Tokenizer
 
 
 def spellings(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
