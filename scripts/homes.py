@@ -16,7 +16,7 @@ HOMES = {
     "httpx2": ("bench/", "hub/download.py", "hub/huggingface.py", "hub/package_index.py"),
     "click": ("cli/",),
     "prompt_toolkit": ("cli/",),
-    "rich": ("cli/", "llm.py", "bench/"),
+    "rich": ("cli/", "progress/", "bench/"),
     "platformdirs": ("config.py",),
     "pelton._core": ("backends/cpu/", "bench/"),
     "torch": (),

@@ -9,8 +9,8 @@ import secrets
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -18,7 +18,8 @@ import msgspec
 
 from pelton import config
 from pelton.errors import InvalidRequest, Unavailable
-from pelton.pool import Loading, Pool, Progress
+from pelton.pool import Pool
+from pelton.progress.display import Display
 from pelton.request import (
     FinishReason,
     Message,
@@ -101,8 +102,8 @@ class LLM:
         self._thread.start()
         self._end = weakref.finalize(self, _end, self._pid, self._pool, self._loop, self._thread)
         try:
-            with _Bar(sys.stderr.isatty()) as bar:
-                self._service: Service = self._run(self._pool.load(model, bar.report))
+            with Display(sys.stderr.isatty()) as display:
+                self._service: Service = self._run(self._pool.load(model, display))
         except BaseException:
             self.close()
             raise
@@ -187,14 +188,14 @@ class LLM:
             Request(id=f"llm-{secrets.token_hex(8)}", model=self._model, sampling=params, **given)
             for params, given in zip(each, fields, strict=True)
         ]
-        with _Bar(shows_progress and len(requests) > 1 and sys.stderr.isatty()) as bar:
-            return self._run(self._answer_all(requests, bar))
+        with Display(shows_progress and len(requests) > 1 and sys.stderr.isatty()) as display:
+            return self._run(self._answer_all(requests, display))
 
-    async def _answer_all(self, requests: Sequence[Request], bar: _Bar) -> list[Result]:
+    async def _answer_all(self, requests: Sequence[Request], display: Display) -> list[Result]:
         """As many at once as keep the engine busy and its queue open."""
         num_running = self._service.engine.info.max_sequences
         slots = asyncio.Semaphore(max(1, min(num_running + 16, self._settings.engine.max_queue)))
-        tick = bar.counter(len(requests))
+        tick = display.counter(len(requests))
 
         async def answer(request: Request) -> Result:
             async with slots:
@@ -293,55 +294,3 @@ def _checked(params: Any) -> SamplingParams:
         return msgspec.convert(fields, SamplingParams)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"sampling_params are wrong: {error}", param="sampling_params") from None
-
-
-class _Bar:
-    """A progress bar on standard error; nothing where it is not shown."""
-
-    def __init__(self, is_shown: bool) -> None:
-        self._bars: Any = None
-        if is_shown:
-            from rich.console import Console
-            from rich.progress import Progress as Bars
-
-            self._bars = Bars(*Bars.get_default_columns(), console=Console(stderr=True), transient=True)
-        self._tasks: dict[str, Any] = {}
-
-    def __enter__(self) -> _Bar:
-        if self._bars is not None:
-            self._bars.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._bars is not None:
-            with suppress(Exception):
-                self._bars.stop()
-
-    def report(self, event: Progress | Loading) -> None:
-        """Show a pull or a load."""
-        if isinstance(event, Loading):
-            self._show(f"Loading {event.name}", event.share, 1.0)
-        elif event.phase in ("download", "unpack", "verify"):
-            self._show(f"{event.phase} {event.file}", event.done, event.total)
-        elif self._bars is not None and event.phase != "done":
-            self._bars.console.print(f"{event.phase}: {event.source} {event.detail}", style="dim", markup=False)
-
-    def counter(self, total: int) -> Callable[[int], None]:
-        """A function that counts one answer of that many tokens."""
-        start = asyncio.get_running_loop().time()
-        done = num_tokens = 0
-
-        def tick(count: int) -> None:
-            nonlocal done, num_tokens
-            done, num_tokens = done + 1, num_tokens + count
-            rate = num_tokens / max(asyncio.get_running_loop().time() - start, 1e-9)
-            self._show("prompts", done, total, f"{done}/{total} prompts, {rate:.0f} tokens/s")
-
-        return tick
-
-    def _show(self, key: str, done: float, total: float | None, text: str | None = None) -> None:
-        if self._bars is None:
-            return
-        if key not in self._tasks:
-            self._tasks[key] = self._bars.add_task(text or key, total=total)
-        self._bars.update(self._tasks[key], completed=done, total=total, description=text or key)

@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from pelton import config
-from pelton.cli.progress import Display
 from pelton.errors import PeltonError
 from pelton.pool import Pool
+from pelton.progress.display import Display
 from pelton.request import Message, Request, SamplingParams, TextDelta, TextDone, TextFinish
 
 HELP = """\

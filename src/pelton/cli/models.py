@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from pelton import config
-from pelton.cli.progress import Display
 from pelton.formats import checkpoint
 from pelton.hub.pull import pull as fetch
 from pelton.hub.store import Store
+from pelton.progress.display import Display
 
 
 def size_text(num_bytes: int) -> str:

@@ -17,11 +17,11 @@ from pelton import config
 from pelton.bench import quality as bench
 from pelton.bench.divergence import Estimate, Quality
 from pelton.bench.kernels import TABLE_WIDTH
-from pelton.cli.progress import Display
 from pelton.engine.machine import num_cores
 from pelton.formats import checkpoint
 from pelton.hub.pull import pull
 from pelton.models.base import load
+from pelton.progress.display import Display
 from pelton.text.tokenizer import Tokenizer
 
 COLUMNS = ("perplexity", "mean KLD", "median KLD", "p99 KLD", "same top token")

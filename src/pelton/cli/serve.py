@@ -20,8 +20,8 @@ def serve(model: str, *, served_name: str | None, **options: Any) -> None:
 
 async def _serve(model: str, served_name: str | None, settings: config.Config) -> None:
     """The model loads while the server's modules do; the port is taken at once and opens when the model is ready."""
-    from pelton.cli.progress import Display
     from pelton.pool import Pool
+    from pelton.progress.display import Display
 
     pool = Pool(settings)
     try:
