@@ -26,6 +26,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens a sequence may hold; 0: what the model was trained for, as far as memory allows."""
     kv_memory: int = 0
     """Bytes for KV memory; 0: decided from the machine's free memory."""
+    swap_memory: int = 64 << 20
+    """Bytes of host memory for preempted sequences, at most as many as KV memory has; beyond that they are computed
+    again."""
     max_batch_tokens: int = 512
     """The token budget of one step, shared by decodes and prefill chunks."""
     target_itl: float = 0.0

@@ -150,11 +150,13 @@ def growing(vocab: int) -> list[EngineRequest]:
     ]
 
 
+@pytest.mark.parametrize("swap_memory", [0, 64 << 20])
 @pytest.mark.parametrize("prefix_cache", [False, True])
-def test_preempted(model: Path, prefix_cache: bool):
-    engine = load_smallest(model, context=640, max_batch_tokens=64, prefix_cache=prefix_cache)
+def test_preempted(model: Path, prefix_cache: bool, swap_memory: int):
+    engine = load_smallest(model, context=640, max_batch_tokens=64, prefix_cache=prefix_cache, swap_memory=swap_memory)
     assert run(engine, growing(tiny.VOCAB))[0] == alone(model, growing(tiny.VOCAB))
     assert engine.counters.preempted > 0
+    assert (engine.counters.swapped > 0) == (swap_memory > 0)
     engine.close()
 
 

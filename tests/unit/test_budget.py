@@ -31,10 +31,13 @@ def needs(*sizes: int, windows: tuple[int | None, ...] = (None,), **changes: int
 def test_the_division_fits_and_holds_one_whole_context(windows, sizes, context, available, kv_memory):
     asked = needs(*sizes[: len(windows)], windows=windows)
     try:
-        plan = divide(asked, available=available, kv_memory=kv_memory, context=context, is_fixed=False)
+        plan = divide(
+            asked, available=available, kv_memory=kv_memory, context=context, is_fixed=False, swap_memory=64 * MIB
+        )
     except InsufficientMemory:
         return
-    assert plan.weights + plan.arena + plan.kv <= available
+    assert plan.weights + plan.arena + plan.kv + plan.swap <= available
+    assert 0 <= plan.swap <= min(64 * MIB, plan.kv)
     assert plan.kv == sum(count * size for count, size in zip(plan.num_blocks, sizes, strict=False))
     assert not kv_memory or plan.kv <= kv_memory
     assert min(context, 512) <= plan.context <= context
@@ -65,6 +68,18 @@ def test_groups_share_in_the_proportion_of_their_sequences():
     full, window = plan.num_blocks
     assert full / window == pytest.approx(129 / 33, rel=0.05)
     assert plan.kv > 1950 * MIB
+
+
+@pytest.mark.parametrize("length", [128, 512, 2048, 8192])
+def test_neither_group_starves_the_other(length):
+    """Gemma's shape, five windowed layers to a full one: sequences of any usual length find at least six tenths of the
+    places that a division made for their length would have."""
+    asked = needs(MIB, 5 * MIB, windows=(None, 512))
+    plan = divide(asked, available=1 << 36, kv_memory=6000 * MIB, context=8192, is_fixed=True)
+    peaks = [peak_blocks(length, window, 512) for window in (None, 512)]
+    places = min((count - 1) // peak for count, peak in zip(plan.num_blocks, peaks, strict=True))
+    ideal = plan.kv / (peaks[0] * MIB + peaks[1] * 5 * MIB)
+    assert places >= 0.6 * ideal
 
 
 def test_a_context_that_was_not_asked_for_is_cut_and_one_that_was_is_refused():

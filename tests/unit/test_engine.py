@@ -63,6 +63,8 @@ def test_output_is_that_of_the_definition(windows):
         {"prefix_cache": False},
         {"num_blocks": 10},  # two or three at once: preemption
         {"num_blocks": 10, "prefix_cache": False},
+        {"num_blocks": 10, "prefix_cache": False, "swap": 1200},
+        {"num_blocks": 10, "swap": 10_000},
         {"num_blocks": 12, "max_batch_tokens": 9},
         {"max_sequences": 3},
     ],
@@ -78,8 +80,9 @@ def test_alone_is_batched_is_chunked_is_preempted(windows, settings):
     warm = run(engine, MIX)
     for one in MIX:
         assert warm.answers(one.id) == alone(one, windows), one.id
-    if settings == {"num_blocks": 10, "prefix_cache": False}:
+    if not settings.get("prefix_cache", True) and "num_blocks" in settings:
         assert engine.counters.preempted > 0
+        assert (engine.counters.swapped > 0) == ("swap" in settings)
 
 
 def guess(sequence, truth, rng):

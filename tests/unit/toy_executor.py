@@ -128,6 +128,13 @@ class ToyExecutor:
     def kv_copy(self, group: int, src: int, dst: int, num_tokens: int) -> None:
         self.memory[group][dst, :num_tokens] = self.memory[group][src, :num_tokens]
 
+    def kv_read(self, group: int, blocks: Sequence[int]) -> bytes:
+        return self.memory[group][list(blocks)].tobytes()
+
+    def kv_write(self, group: int, blocks: Sequence[int], data: bytes) -> None:
+        rows = np.frombuffer(data, self.memory[group].dtype).reshape(len(blocks), BLOCK_TOKENS)
+        self.memory[group][list(blocks)] = rows
+
     def close(self) -> None:
         pass
 
@@ -136,6 +143,7 @@ def make_engine(
     *,
     windows: tuple[int | None, ...] = (None,),
     num_blocks: int | tuple[int, ...] = 200,
+    swap: int = 0,
     clock: Callable[[], float] = time.perf_counter,
     **settings: object,
 ) -> tuple[Engine, ToyExecutor]:
@@ -143,7 +151,15 @@ def make_engine(
     counts = (num_blocks,) * len(windows) if isinstance(num_blocks, int) else num_blocks
     executor = ToyExecutor(windows, counts, config.max_batch_tokens)
     full = [count for count, window in zip(counts, windows, strict=True) if window is None] or list(counts)
-    plan = MemoryBudget(weights=0, arena=0, kv=0, num_blocks=counts, context=(min(full) - 1) * BLOCK_TOKENS)
+    plan = MemoryBudget(
+        weights=0,
+        arena=0,
+        kv=0,
+        num_blocks=counts,
+        context=(min(full) - 1) * BLOCK_TOKENS,
+        swap=swap,
+        bytes_per_block=(100,) * len(windows),
+    )
     runner = Runner(
         executor,  # type: ignore[arg-type]
         windows=windows,

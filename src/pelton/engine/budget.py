@@ -53,17 +53,24 @@ class MemoryBudget:
     kv: int
     num_blocks: tuple[int, ...]
     context: int
+    swap: int = 0
+    """At most, for preempted sequences in host memory."""
+    bytes_per_block: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return (
             f"weights {_mib(self.weights)}, working memory {_mib(self.arena)}, KV memory {_mib(self.kv)} "
-            f"({', '.join(map(str, self.num_blocks))} blocks), context {self.context} tokens"
+            f"({', '.join(map(str, self.num_blocks))} blocks) and up to {_mib(self.swap)} of host memory for preempted "
+            f"sequences, context {self.context} tokens"
         )
 
 
-def divide(needs: MemoryNeeds, *, available: int, kv_memory: int, context: int, is_fixed: bool) -> MemoryBudget:
+def divide(
+    needs: MemoryNeeds, *, available: int, kv_memory: int, context: int, is_fixed: bool, swap_memory: int = 0
+) -> MemoryBudget:
     """Divide `available` bytes. `kv_memory`: bytes for KV blocks, 0: decide. `context`: tokens that a sequence may
-    hold; unless that `is_fixed` it is cut to what fits. Raises InsufficientMemory with the numbers."""
+    hold; unless that `is_fixed` it is cut to what fits. `swap_memory`: bytes for preempted sequences, of which no
+    more are taken than KV memory has or are left. Raises InsufficientMemory with the numbers."""
     left = available - needs.weights - needs.arena
     budget = kv_memory or max(0, min(left, max(left // SHARE, needs.kv_bytes(needs.blocks_of_one(context)))))
     if left < budget or left <= 0:
@@ -78,7 +85,9 @@ def divide(needs: MemoryNeeds, *, available: int, kv_memory: int, context: int, 
             f"but there are {_mib(budget)}, which hold {longest} tokens"
         )
     num_blocks = _share(needs, budget, longest)
-    return MemoryBudget(needs.weights, needs.arena, needs.kv_bytes(num_blocks), num_blocks, longest)
+    kv = needs.kv_bytes(num_blocks)
+    swap = min(swap_memory, kv, left - kv)
+    return MemoryBudget(needs.weights, needs.arena, kv, num_blocks, longest, swap, needs.bytes_per_block)
 
 
 def _longest(needs: MemoryNeeds, budget: int, context: int) -> int:

@@ -58,6 +58,8 @@ class Engine:
             max_chunk=config.max_batch_tokens,
             is_caching=config.prefix_cache,
             fingerprint=runner.fingerprint,
+            block_bytes=runner.plan.bytes_per_block,
+            host_bytes=runner.plan.swap,
         )
         self.scheduler = Scheduler(
             self.memory,
@@ -85,7 +87,7 @@ class Engine:
         if work.chunks:
             shape = work.shape
             inputs, rows = batch.build(work.chunks, len(self.memory.windows))
-            pending = self.runner.submit(inputs, work.copies)
+            pending = self.runner.submit(inputs, work.moves)
             if rows:
                 sampled = pending.sample(self._sampling.arrays(rows))
                 accepted = count_accepted(rows, sampled)
@@ -125,6 +127,7 @@ class Engine:
         counters.num_running = len(self.scheduler.running)
         counters.num_waiting = len(self.scheduler.waiting)
         counters.preempted = self.scheduler.num_preempted
+        counters.swapped = self.scheduler.num_swapped
         counters.kv_blocks_used = sum(pool.num_used for pool in self.memory.pools)
         return counters
 

@@ -14,19 +14,11 @@ from typing import NamedTuple
 
 from pelton.engine.blocks import BlockPool
 from pelton.engine.budget import peak_blocks
+from pelton.engine.moves import Copy, Move, Restore, Save, Saved
 from pelton.engine.prefix_cache import Node, PrefixCache, first_seen
 from pelton.engine.sequence import Sequence
 from pelton.errors import InternalError
 from pelton.ops.data import BLOCK_TOKENS, NULL_BLOCK
-
-
-class Copy(NamedTuple):
-    """Copy the first `num_tokens` slots of block `src` to block `dst` of a cache group."""
-
-    group: int
-    src: int
-    dst: int
-    num_tokens: int
 
 
 class Match(NamedTuple):
@@ -34,6 +26,12 @@ class Match(NamedTuple):
 
     nodes: list[Node]
     length: int
+
+
+def _whole_blocks(match: Match) -> Match:
+    """A match without the part of a block at its end."""
+    num_blocks = match.length // BLOCK_TOKENS
+    return Match(match.nodes[:num_blocks], num_blocks * BLOCK_TOKENS)
 
 
 def blocks_for(num_tokens: int) -> int:
@@ -46,7 +44,7 @@ class KVMemory:
 
     `windows`: per cache group the tokens that a token sees, None for all. `num_blocks`: per group, the null block
     included. `max_chunk`: the most tokens that one step adds to one sequence. `fingerprint` starts every key of
-    the prefix cache.
+    the prefix cache. `block_bytes`: per group. `host_bytes`: how much of preempted sequences may lie in host memory.
     """
 
     def __init__(
@@ -57,6 +55,8 @@ class KVMemory:
         max_chunk: int,
         is_caching: bool,
         fingerprint: str = "",
+        block_bytes: tuple[int, ...] = (),
+        host_bytes: int = 0,
     ) -> None:
         self.windows = windows
         self._windowed = [(group, window) for group, window in enumerate(windows) if window is not None]
@@ -66,8 +66,10 @@ class KVMemory:
         self.cache = PrefixCache(windows)
         self.pools = tuple(BlockPool(count, partial(self.cache.evict, group)) for group, count in enumerate(num_blocks))
         self.cache.pools = self.pools
-        self.copies: list[Copy] = []
-        """Copies that the next step makes, in order, before it writes anything."""
+        self._block_bytes = block_bytes or (0,) * len(windows)
+        self._host_bytes = self._host_free = host_bytes
+        self.moves: list[Move] = []
+        """What the next step makes, in order, before it writes anything."""
 
     # what would fit
 
@@ -110,7 +112,16 @@ class KVMemory:
 
     def attach(self, sequence: Sequence, match: Match) -> None:
         """Give a sequence without blocks what the cache has for it; `can_admit` has said that it fits. The head of
-        a block that is matched in part is copied into a block of its own."""
+        a block that is matched in part is copied into a block of its own. What it had when it was preempted comes back
+        from host memory, where that is more."""
+        saved, sequence.saved = sequence.saved, None
+        self._attach(sequence, match if saved is None or saved.num_computed <= match.length else _whole_blocks(match))
+        if saved is not None:
+            self._host_free += saved.num_bytes
+            if saved.num_computed > sequence.num_computed:
+                self._restore(sequence, saved)
+
+    def _attach(self, sequence: Sequence, match: Match) -> None:
         whole, part = divmod(match.length, BLOCK_TOKENS)
         sequence.num_computed = sequence.num_cached = match.length
         sequence.node = match.nodes[whole - 1] if whole else None
@@ -124,6 +135,49 @@ class KVMemory:
         if part:
             self._copy_tail(sequence, tuple(match.nodes[whole].blocks), part)
 
+    def _restore(self, sequence: Sequence, saved: Saved) -> None:
+        """Give a sequence that has whole blocks of the cache the rest of what was saved."""
+        num_blocks = blocks_for(saved.num_computed)
+        for group, (pool, table, window) in enumerate(zip(self.pools, sequence.tables, self.windows, strict=True)):
+            first = 0 if window is None else first_seen(saved.num_computed, window)
+            for index in range(min(first, len(table))):
+                if table[index] != NULL_BLOCK:
+                    pool.give(table[index])
+                    table[index] = NULL_BLOCK
+            for index in range(len(table), num_blocks):
+                table.append(NULL_BLOCK if index < first else pool.allocate())
+                if index >= first:
+                    self.moves.append(Restore(group, table[index], index, saved))
+        sequence.num_computed = saved.num_computed
+
+    def save(self, sequence: Sequence, seconds: float, seconds_per_byte: float) -> bool:
+        """Copy a sequence that is about to be preempted to host memory, if there is room and the way there and back
+        is faster than the `seconds` that computing it again would take."""
+        num_blocks = blocks_for(sequence.num_computed)
+        held = [
+            (group, table[index], index)
+            for group, table in enumerate(sequence.tables)
+            for index in range(num_blocks)
+            if table[index] != NULL_BLOCK
+        ]
+        num_bytes = sum(self._block_bytes[group] for group, _, _ in held)
+        if not held or num_bytes > self._host_free or 2 * num_bytes * seconds_per_byte >= seconds:
+            return False
+        saved = sequence.saved = Saved(sequence.num_computed, num_bytes)
+        self._host_free -= num_bytes
+        self.moves += [Save(*place, saved) for place in held]
+        return True
+
+    def forget_saved(self, sequence: Sequence) -> None:
+        """Give back the host memory of a sequence that has ended."""
+        if sequence.saved is not None:
+            self._host_free += sequence.saved.num_bytes
+            sequence.saved = None
+
+    def num_bytes(self, moves: Iterable[Move]) -> int:
+        """Bytes that are moved."""
+        return sum(self._block_bytes[move.group] for move in moves)
+
     def _copy_tail(self, sequence: Sequence, sources: tuple[int, ...], num_tokens: int) -> None:
         """Append a block to each table that begins like its source. The source may be evicted for it, or even be
         the block that is given out: its slots stay as they are until the next step has made its copies."""
@@ -132,7 +186,7 @@ class KVMemory:
             dst = pool.allocate()
             table.append(dst)
             if dst != src:
-                self.copies.append(Copy(group, src, dst, num_tokens))
+                self.moves.append(Copy(group, src, dst, num_tokens))
 
     def has_place(self, sequence: Sequence, num_tokens: int) -> bool:
         """Do so many more tokens fit into the blocks that a sequence has?"""
@@ -221,8 +275,9 @@ class KVMemory:
         return f"{self._fingerprint}/{sequence.group.request.cache_salt}"
 
     def clear_cache(self) -> None:
-        """Forget all cached prefixes."""
+        """Forget all cached prefixes, and what was to be moved for sequences that have all ended."""
         self.cache.clear()
+        self.moves.clear()
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Raise `InternalError` unless every block is accounted for. `sequences`: all that are not finished."""
@@ -236,4 +291,6 @@ class KVMemory:
                     raise InternalError(f"kv memory: group {group}: a table has a hole or holds what has passed")
                 holders.update(table[first:])
             pool.check(dict(holders), self.cache.retained(group))
+        if self._host_free + sum(s.saved.num_bytes for s in sequences if s.saved is not None) != self._host_bytes:
+            raise InternalError("kv memory: host memory is lost or counted twice")
         self.cache.check()

@@ -1,7 +1,8 @@
 """How long a step takes, learned from the steps that ran, and how much prefill fits beside streams that decode.
 
 The time of a step is a sum of prices: one for the step (weights are read once), one per token that is computed, per
-token that is drawn, per token of context that is walked once per sequence (memory) and once per token (arithmetic).
+token that is drawn, per token of context that is walked once per sequence (memory) and once per token (arithmetic),
+and per byte of KV memory that is moved.
 Each measured step moves the logarithms of the prices, in proportion to the share that each has in the prediction, a
 part of the way to where the prediction would have been right. So prices stay positive, a price that a kind of step
 does not touch is not moved by it, and a slow phase of the machine is followed in a few steps. An outlier counts as
@@ -38,6 +39,8 @@ class Shape(NamedTuple):
     """Tokens of context, summed over the sequences."""
     num_pairs: int = 0
     """Tokens of context, summed over the tokens that are computed."""
+    num_bytes: int = 0
+    """Bytes of KV memory that are moved before it."""
 
 
 def num_pairs(start: int, num_tokens: int) -> int:
@@ -47,13 +50,14 @@ def num_pairs(start: int, num_tokens: int) -> int:
 
 class Prices(NamedTuple):
     """Seconds per step and per unit of its `Shape`. The defaults have the proportions of a small model on a CPU; the
-    first observation sets their scale."""
+    first observation sets their scale, but for bytes."""
 
     step: float = 4e-3
     token: float = 1e-3
     row: float = 2e-4
     read: float = 1e-7
     pair: float = 1e-7
+    byte: float = 1e-9
 
 
 class Pace:
@@ -78,6 +82,7 @@ class Pace:
             prices.row * shape.num_rows,
             prices.read * shape.num_read,
             prices.pair * shape.num_pairs,
+            prices.byte * shape.num_bytes,
         )
 
     def observe(self, shape: Shape, seconds: float) -> None:
@@ -88,7 +93,7 @@ class Pace:
         error = math.log(seconds / sum(terms))
         rate = 1.0
         if self._num_observed == 0:
-            self._move([error] * len(terms))
+            self._move([error] * (len(terms) - 1) + [0.0])
         else:
             if self._num_observed >= NUM_WARMUP:
                 error, rate = min(max(error, -CLIP), CLIP), RATE

@@ -61,6 +61,8 @@ class Counters(msgspec.Struct, kw_only=True):
     requests: int = 0
     aborted: int = 0
     preempted: int = 0
+    swapped: int = 0
+    """Of those preempted, sequences that were copied to host memory."""
     prompt_tokens: int = 0
     """Prompt tokens of requests that ended, those from the cache included."""
     cached_tokens: int = 0

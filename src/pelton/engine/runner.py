@@ -12,7 +12,7 @@ from pelton.backends.base import Backend, BackendConfig, Executor, LoadSpec, Pen
 from pelton.config import EngineConfig
 from pelton.engine import machine
 from pelton.engine.budget import MemoryBudget, MemoryNeeds, divide
-from pelton.engine.kv_memory import Copy
+from pelton.engine.moves import Copy, Move, Restore, Save
 from pelton.errors import ConfigError, UnsupportedModel
 from pelton.formats import checkpoint
 from pelton.models.base import Model
@@ -65,10 +65,16 @@ class Runner:
             plan=plan,
         )
 
-    def submit(self, batch: Batch, copies: Iterable[Copy]) -> Pending:
-        """Make the copies in order, then start the step."""
-        for copy in copies:
-            self._executor.kv_copy(*copy)
+    def submit(self, batch: Batch, moves: Iterable[Move]) -> Pending:
+        """Make the moves in order, then start the step."""
+        for move in moves:
+            match move:
+                case Copy():
+                    self._executor.kv_copy(*move)
+                case Save(group, block, place, saved):
+                    saved.data[group, place] = self._executor.kv_read(group, [block])
+                case Restore(group, block, place, saved):
+                    self._executor.kv_write(group, [block], saved.data[group, place])
         return self._executor.submit(batch)
 
     def close(self) -> None:
@@ -127,6 +133,7 @@ def _plan(backend: Backend, spec: LoadSpec, config: EngineConfig) -> MemoryBudge
         needs,
         available=machine.free_memory(),
         kv_memory=config.kv_memory,
+        swap_memory=config.swap_memory,
         context=spec.max_context,
         is_fixed=config.context > 0,
     )

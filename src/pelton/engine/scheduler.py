@@ -8,7 +8,8 @@
   quarter of it is the oldest prefill's, so that it gets on whatever comes; what remains goes to the shortest first,
   so that a short prompt does not wait for the end of a huge one.
 - When blocks run out, the youngest sequence of the worst priority is preempted: it gives everything back, waits, and is
-  computed again later (out of the prefix cache, if its blocks are still there). Its output so far stays its output.
+  computed again later (out of the prefix cache, if its blocks are still there), or copied to host memory and back
+  where that is faster. Its output so far stays its output.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from dataclasses import dataclass, field
 
 from pelton.engine.batch import num_drafted
 from pelton.engine.fairness import OUTPUT
-from pelton.engine.kv_memory import Copy, KVMemory, Match
+from pelton.engine.kv_memory import KVMemory, Match
+from pelton.engine.moves import Move
 from pelton.engine.pace import Pace, Shape, num_pairs
 from pelton.engine.sequence import Sequence
 from pelton.engine.waiting import WaitingQueue
@@ -33,7 +35,9 @@ class Work:
     copies of blocks."""
 
     chunks: dict[Sequence, int] = field(default_factory=dict)
-    copies: list[Copy] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+    num_bytes: int = 0
+    """Of the moves."""
 
     @property
     def shape(self) -> Shape:
@@ -47,7 +51,7 @@ class Work:
             tokens += num_tokens
             read += start + num_tokens
             pairs += num_pairs(start, num_tokens)
-        return Shape(tokens, rows, read, pairs)
+        return Shape(tokens, rows, read, pairs, self.num_bytes)
 
 
 class Scheduler:
@@ -75,7 +79,7 @@ class Scheduler:
         self.waiting = WaitingQueue(patience)
         self.running: list[Sequence] = []
         """The most urgent first, then the oldest."""
-        self.num_preempted = 0
+        self.num_preempted = self.num_swapped = 0
         self._mean_output = 100.0
         """Tokens of an answer, over those that ended lately."""
 
@@ -121,7 +125,8 @@ class Scheduler:
         self._give_drafts(work)
         if prefills:
             self._give_prefills(work, prefills)
-        work.copies, self.memory.copies = self.memory.copies, []
+        work.moves, self.memory.moves = self.memory.moves, []
+        work.num_bytes = self.memory.num_bytes(work.moves)
         return work
 
     def _give_drafts(self, work: Work) -> None:
@@ -157,7 +162,8 @@ class Scheduler:
         if not work.chunks:
             return math.inf
         plain = self.pace.predict(work.shape)
-        return self.pace.limit(plain) - plain
+        moving = self.pace.prices.byte * self.memory.num_bytes(self.memory.moves)
+        return self.pace.limit(plain) - plain - moving
 
     def _extend_match(self, sequence: Sequence) -> None:
         """Use what other sequences have published between a sequence's admission and its first step."""
@@ -219,6 +225,8 @@ class Scheduler:
     def _preempt(self, work: Work, sequence: Sequence) -> None:
         work.chunks.pop(sequence, None)
         self.running.remove(sequence)
+        seconds = self.pace.chunk_seconds(0, sequence.num_computed)
+        self.num_swapped += self.memory.save(sequence, seconds, self.pace.prices.byte)
         self.memory.release(sequence)
         self._wait_again(sequence)
         self.num_preempted += 1
@@ -271,7 +279,9 @@ class Scheduler:
             self.waiting.remove(sequence)
             if sequence.children:
                 heir = self._promote(sequence)
+                heir.saved, sequence.saved = sequence.saved, None
                 self._wait_again(heir)
+            self.memory.forget_saved(sequence)
         elif sequence.state == "forking":
             sequence.group.parent_of(sequence).children.remove(sequence)
         if sequence.num_output:
@@ -294,4 +304,4 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise `InternalError` unless every block is accounted for."""
-        self.memory.check(self.running)
+        self.memory.check([*self.running, *self.waiting])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from pelton.request import EngineRequest
 
 if TYPE_CHECKING:
+    from pelton.engine.moves import Saved
     from pelton.engine.penalties import History
     from pelton.engine.prefix_cache import Node
 
@@ -28,7 +29,7 @@ class Sequence:
 
     __slots__ = (  # what a step touches of a sequence lies together
         "children", "choice", "draft", "group", "history", "max_length", "mu", "node", "num_cached", "num_computed",
-        "num_prompt", "rank", "state", "tables", "tokens",
+        "num_prompt", "rank", "saved", "state", "tables", "tokens",
     )  # fmt: skip
 
     def __init__(self, group: SequenceGroup, choice: int) -> None:
@@ -54,6 +55,8 @@ class Sequence:
         """Token counts for the penalties, where it has any."""
         self.mu = 2 * group.request.sampling.mirostat_tau
         """Mirostat's bound on the surprise of the next token, in bits."""
+        self.saved: Saved | None = None
+        """What it had in KV memory when it was preempted, where that was copied to host memory."""
         self.children: list[Sequence] = []
         """The choices that fork from it when its prefill is done."""
 

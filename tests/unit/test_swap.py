@@ -1,0 +1,92 @@
+"""Preempted sequences in host memory: when it is worth it, how much of it, and nothing lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from pelton.engine.pace import Pace, Prices
+from pelton.request import Finish
+from tests.unit.test_engine import GROUPS, alone
+from tests.unit.toy_executor import Transcript, make_engine, prompt, request, run
+
+LONG = request("long", prompt(150, 1), max_tokens=60, temperature=1.0, priority=1)
+URGENT = request("urgent", prompt(100, 2), max_tokens=20)
+
+
+def displaced(windows=(None,), until=30, swap=10_000, **settings):
+    """An engine in which LONG was just preempted for URGENT, after so many steps."""
+    blocks = tuple(12 if window is None else 14 for window in windows)
+    engine, executor = make_engine(windows=windows, num_blocks=blocks, swap=swap, max_sequences=1, **settings)
+    engine.pace = engine.scheduler.pace = Pace(prices=Prices())
+    transcript = Transcript()
+    engine.submit(LONG)
+    for _ in range(until):
+        transcript.add(engine.step())
+    engine.submit(URGENT)
+    transcript.add(engine.step())
+    engine.check()
+    (sequence,) = engine._groups["long"].sequences
+    assert sequence.state == "waiting"
+    return engine, executor, transcript, sequence
+
+
+@pytest.mark.parametrize("windows", GROUPS)
+@pytest.mark.parametrize("until", [1, 3, 30])
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_it_goes_on_where_it_was(windows, until, prefix_cache):
+    engine, executor, transcript, sequence = displaced(windows, until, prefix_cache=prefix_cache)
+    assert sequence.saved is not None
+    computed = sum(len(step.ids) for step in executor.steps)
+    run(engine, transcript=transcript)
+    after = sum(len(step.ids) for step in executor.steps) - computed
+    assert transcript.answers("long") == alone(LONG, windows)
+    assert transcript.answers("urgent") == alone(URGENT, windows)
+    assert after <= 150 - 64 * min(until, 3) + 60 + 36 + 20 + 64  # nothing was computed twice
+    assert engine.counters.swapped == 1
+
+
+@pytest.mark.parametrize(("byte", "swapped"), [(1e-9, 1), (1.0, 0)])
+def test_the_faster_way_is_taken(byte, swapped):
+    engine, _ = make_engine(swap=10_000, max_sequences=1)
+    engine.scheduler.pace = Pace(prices=Prices(byte=byte))
+    transcript = Transcript()
+    for one in (LONG, URGENT):
+        engine.submit(one)
+        transcript.add(engine.step())
+    run(engine, transcript=transcript)
+    assert (engine.counters.preempted, engine.counters.swapped) == (1, swapped)
+    assert transcript.answers("long") == alone(LONG)
+
+
+@pytest.mark.parametrize("swap", [0, 399, 400])
+def test_host_memory_is_bounded(swap):
+    engine, _, transcript, sequence = displaced(until=1, swap=swap, max_batch_tokens=128)
+    assert (sequence.saved is not None) == (swap == 400)  # 4 blocks of 100 bytes
+    run(engine, transcript=transcript)
+    assert transcript.answers("long") == alone(LONG)
+
+
+def test_what_ends_in_host_memory_is_given_back():
+    engine, _, transcript, sequence = displaced()
+    engine.abort("long")
+    engine.check()
+    assert sequence.saved is None
+    run(engine, transcript=transcript)
+    assert Finish("long", 0, "abort") in transcript.events["long"]
+
+
+def test_a_choice_inherits_what_its_parent_had():
+    engine, executor = make_engine(swap=10_000, max_sequences=3)
+    asked = request("a", prompt(500, 1), n=3, temperature=1.0, priority=1)
+    transcript = Transcript()
+    engine.submit(asked)
+    for _ in range(4):
+        transcript.add(engine.step())
+    engine.submit(URGENT)
+    transcript.add(engine.step())
+    assert engine.counters.swapped == 1
+    engine.abort("a", 0)
+    engine.check()
+    run(engine, transcript=transcript)
+    assert [e for e in transcript.answers("a") if e.choice] == [e for e in alone(asked) if e.choice]
+    assert sum(len(step.ids) for step in executor.steps) < 500 + 100 + 2 * 64 + 60
