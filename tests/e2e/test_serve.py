@@ -147,6 +147,24 @@ def test_a_signal_drains(tmp_path, smollm2):
         assert not [pid for pid in engine if _is_alive(pid)]
 
 
+def test_a_second_signal_ends_at_once_and_quietly(tmp_path, smollm2):
+    with serving(tmp_path, str(smollm2), "--served-name", "m", "--context", "4096") as server:
+        engine = server.children()
+        chunks = stream(server, {**STORY, "max_tokens": 4000, "ignore_eos": True})
+        next(chunks)
+        server.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 10
+        while not any("draining" in line for line in server.lines):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(10) == 0
+        assert "ending at once" in server.lines[-1]
+        assert not any("Traceback" in line for line in server.lines)
+        assert not [pid for pid in engine if _is_alive(pid)]
+        chunks.close()
+
+
 def test_what_has_not_ended_by_the_drain_timeout_gets_an_error(tmp_path, smollm2):
     options = ("--served-name", "m", "--context", "4096", "--drain-timeout", "0.5")
     with serving(tmp_path, str(smollm2), *options) as server:

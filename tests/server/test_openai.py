@@ -235,6 +235,13 @@ def test_what_asks_for_nothing_is_taken_and_unknown_fields_are_listed(url):
     response = post(url, body)
     assert response.status_code == 200
     assert response.json()["ignored_params"] == ["colour", "metadata"]
+    told = {"role": "user", "content": "Hi"}
+    body = {**CHAT, "messages": [told, {**told, "name": "Ann", "colour": 1, "refusal": None}]}
+    body |= {"stream": True, "stream_options": {"include_usage": True, "colour": 2}}
+    first = json.loads(events(post(url, body))[0])
+    assert first["ignored_params"] == ["messages[1].colour", "stream_options.colour"]
+    many = post(url, {**CHAT, "messages": [{**told, "a": 1}] * 100}).json()["ignored_params"]
+    assert (len(many), many[-1]) == (33, "... and 68 more")
     assert "ignored_params" not in post(url, CHAT).json()
 
 

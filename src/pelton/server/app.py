@@ -108,6 +108,8 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal came; called between two callbacks of the event loop's thread."""
         if self._guard.is_draining or not self.started:
+            log.warning("%s: ending at once", signal.Signals(sig).name)
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would tell of each answer that is cut
             self.force_exit = self.should_exit = True
             return
         self._guard.drain()

@@ -24,6 +24,10 @@ def error_body(error: PeltonError) -> wire.ErrorAnswer:
     )
 
 
+MAX_IGNORED = 32
+"""Names of ignored fields that an answer lists: each chunk of a stream repeats them."""
+
+
 class OpenAIReply(Generic[B]):
     """What both endpoints share: ids, time, usage, ignored parameters, the end of a stream."""
 
@@ -181,7 +185,9 @@ def _ignored(extras: dict[str, Any]) -> list[str]:
     for name, values in wire.NOT_OFFERED.items():
         if name in extras and extras[name] not in values:
             raise InvalidRequest(f"{name} is not supported by this server", param=name)
-    return sorted(name for name in extras if name not in wire.NOT_OFFERED)
+    ignored = sorted(name for name in extras if name not in wire.NOT_OFFERED)
+    more = [f"... and {len(ignored) - MAX_IGNORED} more"] if len(ignored) > MAX_IGNORED else []
+    return ignored[:MAX_IGNORED] + more
 
 
 def _usage(usage: Usage) -> wire.WireUsage:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -32,7 +33,7 @@ class JSON(Response):
 
 
 async def read(request: Request, wire_type: type[S]) -> tuple[S, dict[str, Any]]:
-    """The body as `wire_type`, and those of its top-level fields that the type does not know.
+    """The body as `wire_type`, and what the type does not know, by its path ("colour", "messages[2].colour").
 
     Raises `InvalidRequest` that names the field, for bytes that are no JSON, a wrong type or too deep a nesting.
     """
@@ -51,8 +52,25 @@ async def read(request: Request, wire_type: type[S]) -> tuple[S, dict[str, Any]]
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         raise InvalidRequest(_short(f"{path.strip('`.') or 'body'}: {message}"), param=_param(path)) from None
-    known = {field.encode_name for field in msgspec.structs.fields(wire_type)}
-    return value, {name: plain[name] for name in plain if name not in known}
+    return value, dict(_unknown(plain, wire_type, ""))
+
+
+def _unknown(plain: Any, kind: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Fields that a type does not know, also those inside of structs in it and in lists of them. Null says nothing."""
+    if isinstance(plain, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+        for name, value in plain.items():
+            if name in fields:
+                dot = "" if isinstance(value, list) else "."
+                yield from _unknown(value, fields[name], f"{path}{name}{dot}")
+            elif value is not None:
+                yield f"{path}{name}", value
+    elif isinstance(plain, list) and get_origin(kind) is list and isinstance(item := get_args(kind)[0], type):
+        for i, each in enumerate(plain if issubclass(item, msgspec.Struct) else ()):
+            yield from _unknown(each, item, f"{path}[{i}].")
+    elif isinstance(kind, UnionType):
+        for option in get_args(kind):
+            yield from _unknown(plain, option, path)
 
 
 def _short(text: object, limit: int = 300) -> str:
