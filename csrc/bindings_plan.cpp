@@ -12,6 +12,7 @@
 #include "bindings.h"
 #include "bindings_sample.h"
 #include "plan.h"
+#include "stored.h"
 
 namespace nb = nanobind;
 
@@ -40,7 +41,24 @@ void bind_machine(nb::module_& m) {
                 if (offset + bytes.size() > memory.size()) throw std::out_of_range("beyond the memory");
                 std::memcpy(memory.data() + offset, bytes.data(), bytes.size());
             },
-            nb::arg("offset"), nb::arg("bytes"));
+            nb::arg("offset"), nb::arg("bytes"))
+        .def(
+            "view",
+            [](nb::object self, size_t offset, size_t bytes) {
+                const Memory& memory = nb::cast<const Memory&>(self);
+                if (offset + bytes > memory.size()) throw std::out_of_range("beyond the memory");
+                return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(memory.data() + offset, {bytes}, self);
+            },
+            nb::arg("offset"), nb::arg("bytes"))
+        .def("collapse", &Memory::collapse, nb::call_guard<nb::gil_scoped_release>());
+    m.attr("STORED_CHUNK") = kStoredChunk;
+    m.def(
+        "checksum",
+        [](Array<uint8_t, 1> data) {
+            nb::gil_scoped_release unlocked;
+            return checksum(data.data(), data.size());
+        },
+        nb::arg("data"));
     nb::class_<Machine>(m, "Machine")
         .def(nb::init<const std::string&, int, bool>(), nb::arg("isa"), nb::arg("num_threads"), nb::arg("pin"))
         .def_prop_ro("isa", [](const Machine& machine) { return machine.kernels.isa; })
@@ -76,7 +94,18 @@ void bind_machine(nb::module_& m) {
                 machine.pack(kernel, file.data(), row_bytes, num_rows, K, order, memory.data() + offset);
             },
             nb::arg("type"), nb::arg("file"), nb::arg("num_rows"), nb::arg("K"), nb::arg("row_order").none(),
-            nb::arg("memory"), nb::arg("offset"));
+            nb::arg("memory"), nb::arg("offset"))
+        .def(
+            "read_stored",
+            [](Machine& machine, int fd, uint64_t file_offset, Memory& memory, size_t offset, size_t bytes,
+               Array<uint64_t, 1> checksums) {
+                if (offset + bytes > memory.size()) throw std::out_of_range("beyond the memory");
+                if (checksums.size() * kStoredChunk < bytes) throw std::out_of_range("too few checksums");
+                nb::gil_scoped_release unlocked;
+                return read_stored(machine.pool, fd, file_offset, memory.data() + offset, bytes, checksums.data());
+            },
+            nb::arg("fd"), nb::arg("file_offset"), nb::arg("memory"), nb::arg("offset"), nb::arg("bytes"),
+            nb::arg("checksums"));
 }
 
 void run(Program& program, Array<int32_t, 1> ids, Array<int32_t, 1> positions, Array<int32_t, 1> seq_starts,

@@ -6,9 +6,12 @@
 
 namespace pelton {
 
+constexpr size_t kHugePage = size_t{2} << 20;
+
 class Memory {
   public:
-    // `bytes` zeros, at least 64-byte aligned. Throws std::bad_alloc.
+    // `bytes` zeros, at least 64-byte aligned, from a huge page's border where there is a whole one. Throws
+    // std::bad_alloc.
     explicit Memory(size_t bytes);
     ~Memory();
     Memory(const Memory&) = delete;
@@ -16,6 +19,10 @@ class Memory {
 
     uint8_t* data() const { return data_; }
     size_t size() const { return size_; }
+
+    // Turns what lies on small pages (the system had no huge ones at hand) into huge ones, where it can now. Takes up
+    // to a second for each gigabyte; others may read meanwhile.
+    void collapse();
 
   private:
     uint8_t* data_ = nullptr;

@@ -80,6 +80,17 @@ class Memory:
     @property
     def size(self) -> int: ...
     def write(self, offset: int, bytes: npt.NDArray[np.uint8]) -> None: ...
+    def view(self, offset: int, bytes: int) -> npt.NDArray[np.uint8]:
+        """The memory itself, read-only; kept for as long as the view is."""
+
+    def collapse(self) -> None:
+        """Turn small pages into huge ones where the system can by now. Releases the GIL."""
+
+STORED_CHUNK: int
+"""Bytes of packed weights that have one checksum."""
+
+def checksum(data: npt.NDArray[np.uint8]) -> int:
+    """64 bits that change with any change of the bytes. Releases the GIL."""
 
 class Machine:
     """The kernels of one instruction set, and threads. Raises ValueError for an instruction set that is not here."""
@@ -112,6 +123,18 @@ class Machine:
         offset: int,
     ) -> None:
         """Pack file bytes into tiles at `offset`, with all threads. Row i is file row row_order[i], or i."""
+
+    def read_stored(
+        self,
+        fd: int,
+        file_offset: int,
+        memory: Memory,
+        offset: int,
+        bytes: int,
+        checksums: npt.NDArray[np.uint64],
+    ) -> bool:
+        """Read a file's bytes into memory with all threads, a checksum for each STORED_CHUNK of them. False: they are
+        not all there, or not those that the checksums are of; the memory then holds anything."""
 
 _Ids = tuple[int, int, int]
 

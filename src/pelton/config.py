@@ -63,6 +63,8 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True):
     ca_bundle: str = ""
     """Also set by REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE: the certificates that a package index is checked against where
     pip's `cert` names none."""
+    packed_cache_size: float = 20.0
+    """GB of disk for packed weights, which make a model's next start fast; 0: none are written or read."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):

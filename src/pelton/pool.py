@@ -7,15 +7,18 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from pelton.config import Config
+from pelton.config import Config, HubConfig
 from pelton.engine.client import EngineClient
-from pelton.errors import ModelNotFound, Unavailable
+from pelton.errors import FormatError, ModelNotFound, Unavailable
+from pelton.formats.digest import FileDigest
+from pelton.hub import digests
 from pelton.hub.pull import pull
 from pelton.hub.source import Progress
+from pelton.hub.store import Store
 from pelton.service import Service
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """Of the weights in memory."""
 
 
+T = TypeVar("T")
 Report = Callable[[Progress | Loading], None]
 """Hears of a pull and then of a load. Called from other threads too."""
 
@@ -114,15 +118,25 @@ class Pool:
         return [task.result() for task in done if task.exception() is None]
 
     async def _load(self, name: str, model: str, report: Report) -> Service:
-        path = await _in_daemon_thread(lambda: pull(model, self._config.hub, report))
+        hub = self._config.hub
+        path, known = await _in_daemon_thread(lambda: _find(model, hub, report))
         report(Loading(name, 0.0))
-        client = EngineClient(path, self._config.engine, in_process=self._in_process)
+        client = EngineClient(
+            path,
+            self._config.engine,
+            in_process=self._in_process,
+            known=known,
+            packed=Store(hub).packed if hub.packed_cache_size > 0 else None,
+            remember=lambda files: _remember(files, hub),
+        )
         # The engine loads in its own process while the vocabulary is built here.
         text = asyncio.create_task(asyncio.to_thread(_open_text, path))
         start = asyncio.create_task(client.start(lambda share: report(Loading(name, share))))
         try:
             await asyncio.gather(start, text)
             opened, tokenizer = text.result()
+            if opened.files != client.info.files:
+                raise FormatError(f"{path}: the file was changed while it was being loaded")
         except BaseException:
             start.cancel()  # it may still be loading where the vocabulary was at fault
             await asyncio.gather(start, return_exceptions=True)
@@ -132,13 +146,13 @@ class Pool:
         return Service(name, path, tokenizer, opened.metadata, client)
 
 
-async def _in_daemon_thread(work: Callable[[], Path]) -> Path:
+async def _in_daemon_thread(work: Callable[[], T]) -> T:
     """Run `work` in a thread that does not keep the program alive: whoever interrupts a pull does not wait for its
     end, as with a thread of the event loop's own executor."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Path] = loop.create_future()
+    future: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: Path | None, error: BaseException | None) -> None:
+    def settle(result: T | None, error: BaseException | None) -> None:
         if future.cancelled():
             return
         if error is not None:
@@ -157,6 +171,15 @@ async def _in_daemon_thread(work: Callable[[], Path]) -> Path:
 
     threading.Thread(target=run, daemon=True, name="pelton pull").start()
     return await future
+
+
+def _find(model: str, hub: HubConfig, report: Report) -> tuple[Path, tuple[FileDigest, ...]]:
+    path = pull(model, hub, report)
+    return path, digests.known(path, hub)
+
+
+def _remember(files: tuple[FileDigest, ...], hub: HubConfig) -> None:
+    threading.Thread(target=digests.remember, args=(files, hub), daemon=True, name="pelton digests").start()
 
 
 def _open_text(path: Path) -> tuple[Checkpoint, Tokenizer]:

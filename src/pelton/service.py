@@ -96,8 +96,8 @@ class Service:
         return self.engine.info.weight_bytes
 
     @property
-    def fingerprint(self) -> str:
-        """The numerics fingerprint: equal fingerprints give equal bits."""
+    def fingerprint(self) -> str | None:
+        """The numerics fingerprint: equal fingerprints give equal bits. None until the model's digest is known."""
         return self.engine.info.fingerprint
 
     @property

@@ -18,7 +18,9 @@ PELTON = [sys.executable, "-m", "pelton.cli"]
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    return {**os.environ, "PELTON_HOME": str(home), "PELTON_OFFLINE": "1", "NO_COLOR": "1", **more}
+    """Packed weights are only kept where a test asks for it: each home would get its own."""
+    settings = {"PELTON_HOME": str(home), "PELTON_OFFLINE": "1", "PELTON_PACKED_CACHE_SIZE": "0", "NO_COLOR": "1"}
+    return {**os.environ, **settings, **more}
 
 
 def pelton(home: Path, *args: str, stdin: str | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:

@@ -12,6 +12,7 @@ import pytest
 from pelton.config import EngineConfig
 from pelton.engine import engine as engines
 from pelton.engine.engine import Engine
+from pelton.engine.protocol import Start
 from pelton.errors import InsufficientMemory
 from pelton.formats.quants import WeightType
 from pelton.request import Done, EngineRequest, Event, Finish, SamplingParams, TokenEvent, Usage
@@ -36,7 +37,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def load(path: Path, **settings: object) -> Engine:
     defaults = {"kv_memory": MEMORY, "max_batch_tokens": 1024, "max_sequences": 16, "threads": 2, "prefix_cache": False}
-    return engines.load(path, EngineConfig(**(defaults | settings)))  # type: ignore[arg-type]
+    return engines.load(Start(str(path), EngineConfig(**(defaults | settings))))  # type: ignore[arg-type]
 
 
 def ask(id: str, prompt: list[int], **sampling: object) -> EngineRequest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama import LlamaConfig
 
 from pelton.formats.checkpoint import Checkpoint, Tensor
+from pelton.formats.digest import FileStamp, ModelFile
 from pelton.formats.quants import WeightType
 from pelton.models import rope
 from pelton.models.metadata import Metadata
@@ -32,7 +32,7 @@ def hf_rope(rope_type: str, length: int | None = None, **parameters: Any) -> tup
 def our_rope(keys: dict[str, Any], tensors: dict[str, Any] | None = None, context: int = TRAINED) -> RopeSpec:
     metadata = {"general.architecture": "llama", **{f"llama.rope.scaling.{k}": v for k, v in keys.items()}}
     held = {name: Tensor.quantize(name, values, WeightType.F32) for name, values in (tensors or {}).items()}
-    meta = Metadata(Checkpoint(metadata, held, (Path("x.gguf"),), 0))
+    meta = Metadata(Checkpoint(metadata, held, (ModelFile("x.gguf", FileStamp(0, 0, 0)),)))
     return rope.read(meta, base=BASE, dim=DIM, trained=TRAINED, context=context)
 
 

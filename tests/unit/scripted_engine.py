@@ -6,22 +6,24 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from pelton import pool
 from pelton.config import EngineConfig
 from pelton.engine.protocol import EngineInfo
+from pelton.formats.digest import FileStamp, ModelFile
 from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Event, Finish, Logprob, TokenEvent, Usage
 
 Script = Callable[[EngineRequest], list[Event]]
 
 
-def info(*, vocab_size: int = 10**6, context: int = 1000) -> EngineInfo:
+def info(*, vocab_size: int = 10**6, context: int = 1000, files: tuple[ModelFile, ...] = ()) -> EngineInfo:
     return EngineInfo(
         vocab_size=vocab_size,
         context=context,
+        files=files,
         fingerprint="scripted",
         max_sequences=8,
         kv_tokens=10_000,
@@ -93,8 +95,10 @@ class Client(ScriptedEngine):
     loading: ClassVar[float] = 0.01
     """Seconds that `start` takes."""
 
-    def __init__(self, path: Path, engine: EngineConfig, *, in_process: bool = False) -> None:
-        super().__init__(type(self).says)
+    def __init__(self, path: Path, engine: EngineConfig, *, in_process: bool = False, **options: Any) -> None:
+        files = (ModelFile(str(path), FileStamp.of(path.stat())),) if path.exists() else ()
+        super().__init__(type(self).says, info(files=files))
+        self.options = options
         self.arguments = (path, engine, in_process)
         self.is_loading = True
         self.made.append(self)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pelton.errors import FormatError, ModelNotFound, UnsupportedModel
 from pelton.formats import checkpoint, gguf, quants
 from pelton.formats.checkpoint import Tensor
+from pelton.formats.digest import FileStamp, ModelFile
 from pelton.formats.quants import WeightType
 
 SUPPORTED = [t for t in WeightType if quants.is_supported(t)]
@@ -68,7 +69,7 @@ def test_what_is_written_is_read(tmp_path):
         assert np.array_equal(read.data, tensor.data)
         assert np.array_equal(read.dequantize(), tensor.dequantize())
         assert not read.data.flags.writeable
-    assert file.size == (tmp_path / "m.gguf").stat().st_size
+    assert file.files == (ModelFile(str(tmp_path / "m.gguf"), FileStamp.of((tmp_path / "m.gguf").stat())),)
     assert file.tensors["experts.weight"].rows().shape == (6, 1024)
 
 
@@ -159,8 +160,8 @@ def split(folder: Path, count: int = 3, stem: str = "m", **changes) -> list[Path
 def test_all_parts_of_a_split_model_are_opened(tmp_path):
     paths = split(tmp_path)
     file = checkpoint.open(paths[0])
-    assert file.paths == tuple(paths)
-    assert file.size == sum(path.stat().st_size for path in paths)
+    assert [each.path for each in file.files] == list(map(str, paths))
+    assert [each.stamp.size for each in file.files] == [path.stat().st_size for path in paths]
     assert set(file.tensors) == {t.name for t in random_tensors()}
     for tensor in random_tensors():
         assert np.array_equal(file.tensors[tensor.name].data, tensor.data)

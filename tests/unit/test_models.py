@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 
 from pelton.errors import ConfigError, FormatError, UnsupportedModel
 from pelton.formats.checkpoint import Checkpoint, Tensor
+from pelton.formats.digest import FileStamp, ModelFile
 from pelton.formats.quants import WeightType
 from pelton.models import base
 from pelton.models.weights import unpermute
@@ -55,7 +55,7 @@ def checkpoint(metadata: dict[str, Any] | None = None, **tensors: Tensor | None)
     held: dict[str, Tensor | None] = {name: _tensor(name, shape) for name, shape in _shapes().items()}
     held |= {name.replace("__", "."): tensor for name, tensor in tensors.items()}
     kept = {name: tensor for name, tensor in held.items() if tensor is not None}
-    return Checkpoint(keys, kept, (Path("tiny.gguf"),), 0)
+    return Checkpoint(keys, kept, (ModelFile("tiny.gguf", FileStamp(0, 0, 0)),))
 
 
 def gemma(**metadata: Any) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def gemma(**metadata: Any) -> dict[str, Any]:
 
 
 def gemma_config(**metadata: Any) -> base.ModelConfig:
-    meta = base.Metadata(Checkpoint(gemma(**metadata), {}, (Path("g.gguf"),), 0))
+    meta = base.Metadata(Checkpoint(gemma(**metadata), {}, (ModelFile("g.gguf", FileStamp(0, 0, 0)),)))
     return base.find("gemma3").configure(meta, 0)
 
 

@@ -85,8 +85,6 @@ class ToyPending:
 
 
 class ToyExecutor:
-    fingerprint = "toy"
-
     def __init__(self, windows: Sequence[int | None], num_blocks: Sequence[int], max_tokens: int) -> None:
         self.windows = windows
         self.memory = [np.full((count, BLOCK_TOKENS), -1) for count in num_blocks]
@@ -135,6 +133,12 @@ class ToyExecutor:
         rows = np.frombuffer(data, self.memory[group].dtype).reshape(len(blocks), BLOCK_TOKENS)
         self.memory[group][list(blocks)] = rows
 
+    def fingerprint(self, digest: str) -> str:
+        return f"fingerprint of {digest}"
+
+    def store(self, digest: str, permit: Callable[[], bool]) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -162,6 +166,8 @@ def make_engine(
     )
     runner = Runner(
         executor,  # type: ignore[arg-type]
+        files=(),
+        digest="toy",
         windows=windows,
         vocab_size=VOCAB,
         max_sequences=min(config.max_sequences, config.max_batch_tokens),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pelton.errors import ConfigError
+from pelton.formats.packed_folder import PackedFolder
 from pelton.ops.data import BLOCK_TOKENS as BLOCK_TOKENS
 from pelton.ops.data import F32, KVType
 from pelton.ops.data import NULL_BLOCK as NULL_BLOCK
@@ -25,6 +26,9 @@ from pelton.ops.sampling import NO_TOKEN as NO_TOKEN
 from pelton.ops.sampling import SampleArrays as SampleArrays
 from pelton.ops.sampling import Sampled as Sampled
 from pelton.ops.sampling import greedy_rows as greedy_rows
+
+Permit = Callable[[], bool]
+"""Called between pieces of background work: waits while there is something better to do. False: give up."""
 
 NAMES = ("cpu",)
 """The backends of this build."""
@@ -78,9 +82,13 @@ class Executor(Protocol):
         """The plan as text."""
         ...
 
-    @property
-    def fingerprint(self) -> str:
-        """The numerics fingerprint: equal fingerprints give equal bits."""
+    def fingerprint(self, digest: str) -> str:
+        """The numerics fingerprint with a model of that digest: equal fingerprints give equal bits."""
+        ...
+
+    def store(self, digest: str, permit: Permit) -> None:
+        """Keep what makes the next start of the model with that digest fast, if that is not there yet. Called once,
+        from a thread of its own, while steps run; `close` may come meanwhile. Nothing that fails is an error."""
         ...
 
     def close(self) -> None:
@@ -102,7 +110,7 @@ class LoadSpec:
     max_tokens: int  # upper bound of T in one step
     max_sequences: int  # upper bound of S in one step, and of R - T
     max_context: int
-    digest: str = ""
+    digest: str | None = None  # of the model's files; None: not known yet
 
     @property
     def max_rows(self) -> int:
@@ -133,6 +141,7 @@ class BackendConfig:
     isa: str | None = None  # None: the best this machine has
     profile: bool = False
     pin_threads: bool = False
+    packed: PackedFolder | None = None  # None: packed weights are not kept
 
 
 def find(name: str, config: BackendConfig) -> Backend:

@@ -58,6 +58,11 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--isa", type=click.Choice(["generic", "avx2", "avx512", "amx"]), help="[default: the CPU's best]"
         ),
+        click.option(
+            "--packed-cache-size",
+            type=click.FloatRange(0),
+            help="GB of disk for what makes the next start fast; 0: none. [default: 20]",
+        ),
     ]
     for option in reversed(options):
         command = option(command)

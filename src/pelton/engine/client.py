@@ -13,10 +13,14 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from pelton import errors
 from pelton.config import EngineConfig
 from pelton.engine.link import LocalLink, ProcessLink, error_from
-from pelton.engine.protocol import Abort, Counters, EngineInfo, Events, ToEngine
+from pelton.engine.protocol import Abort, Counters, EngineInfo, Events, Identified, Start, ToEngine
+from pelton.formats.digest import FileDigest
+from pelton.formats.packed_folder import PackedFolder
 from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Event, Finish
 
 log = logging.getLogger(__name__)
@@ -51,8 +55,9 @@ class Link(Protocol):
         """Queue a message; never blocks. Messages to an engine that has died are lost."""
         ...
 
-    async def receive(self) -> Events:
-        """The next step's events. Raises `EngineDied` when the engine has ended."""
+    async def receive(self) -> Events | Identified:
+        """The next step's events, or what was found out about the model. Raises `EngineDied` when the engine has
+        ended."""
         ...
 
     async def close(self) -> None:
@@ -67,10 +72,23 @@ class EngineClient:
     was accepted, each of its choices ends in one `Finish` before that, whatever dies.
     """
 
-    def __init__(self, model_path: Path, config: EngineConfig, *, in_process: bool = False) -> None:
+    def __init__(
+        self,
+        model_path: Path,
+        config: EngineConfig,
+        *,
+        in_process: bool = False,
+        known: tuple[FileDigest, ...] = (),
+        packed: PackedFolder | None = None,
+        remember: Callable[[tuple[FileDigest, ...]], None] = lambda files: None,
+    ) -> None:
+        """`known`: digests of the model's files; those that are not known are taken and given to `remember`.
+        `packed`: where packed weights are kept for the next start."""
         self.model_path = model_path
         self.config = config
         self.in_process = in_process
+        self._begin = Start(str(model_path), config, known, packed)
+        self._remember = remember
         self.counters = Counters()
         self._info: EngineInfo | None = None
         self._link: Link | None = None
@@ -124,6 +142,7 @@ class EngineClient:
         link = self._new_link()
         try:
             self._info = await link.open(progress)
+            self._begin = msgspec.structs.replace(self._begin, files=self._info.files)
         except BaseException:
             await link.close()
             raise
@@ -132,7 +151,12 @@ class EngineClient:
 
     def _new_link(self) -> Link:
         kind = LocalLink if self.in_process else ProcessLink
-        return kind(self.model_path, self.config)
+        return kind(self._begin)
+
+    def _identify(self, found: Identified) -> None:
+        self._begin = msgspec.structs.replace(self._begin, known=found.files)
+        self._info = msgspec.structs.replace(self.info, fingerprint=found.fingerprint)
+        self._remember(found.files)
 
     async def _stream(self, request: EngineRequest) -> AsyncIterator[Event]:
         try:
@@ -171,7 +195,10 @@ class EngineClient:
                 self.abort(request.id)
                 self._streams[request.id] = None
 
-    def _dispatch(self, message: Events) -> None:
+    def _dispatch(self, message: Events | Identified) -> None:
+        if isinstance(message, Identified):
+            self._identify(message)
+            return
         self.counters = message.counters
         for event in message.events:
             queue = self._streams.get(event.request_id)

@@ -6,22 +6,23 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
-from pathlib import Path
 
 from pelton.backends.base import NO_TOKEN, Sampled
 from pelton.config import EngineConfig
 from pelton.engine import batch
+from pelton.engine.background import Background
 from pelton.engine.batch import Row
 from pelton.engine.deadlines import Deadlines
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.pace import Pace
-from pelton.engine.protocol import Counters, EngineInfo
+from pelton.engine.protocol import Counters, EngineInfo, Identified, Start
 from pelton.engine.runner import Runner
 from pelton.engine.sampling import Sampling
 from pelton.engine.scheduler import Scheduler
 from pelton.engine.sequence import Sequence, SequenceGroup
 from pelton.engine.speculative import count_accepted
 from pelton.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, PeltonError
+from pelton.formats.digest import of_model
 from pelton.request import (
     Accepted,
     Done,
@@ -38,9 +39,9 @@ from pelton.request import (
 log = logging.getLogger(__name__)
 
 
-def load(model_path: Path, config: EngineConfig, progress: Callable[[float], None] | None = None) -> Engine:
-    """An engine with the model in that file. `progress` gets the share that is loaded."""
-    return Engine(Runner.load(model_path, config, progress), config)
+def load(start: Start, progress: Callable[[float], None] | None = None) -> Engine:
+    """An engine with the model that is asked for. `progress` gets the share that is loaded."""
+    return Engine(Runner.load(start, progress), start.config)
 
 
 class Engine:
@@ -57,7 +58,6 @@ class Engine:
             runner.num_blocks,
             max_chunk=config.max_batch_tokens,
             is_caching=config.prefix_cache,
-            fingerprint=runner.fingerprint,
             block_bytes=runner.plan.bytes_per_block,
             host_bytes=runner.plan.swap,
         )
@@ -76,6 +76,7 @@ class Engine:
         self._deadlines = Deadlines(config.queue_timeout, config.request_timeout)
         self._num_arrived = 0
         self._events: list[Event] = []
+        self._background: Background | None = None
         self._counters = Counters(kv_blocks_total=sum(pool.num_usable for pool in self.memory.pools))
 
     def step(self) -> list[Event]:
@@ -112,6 +113,7 @@ class Engine:
         return EngineInfo(
             vocab_size=self.runner.vocab_size,
             context=self.context,
+            files=self.runner.files,
             fingerprint=self.runner.fingerprint,
             max_sequences=self.runner.max_sequences,
             kv_tokens=self.memory.capacity,
@@ -207,8 +209,23 @@ class Engine:
         """Raise `InternalError` unless every block of KV memory is accounted for."""
         self.scheduler.check()
 
+    def start_background(self, tell: Callable[[], None] = lambda: None) -> None:
+        """Begin the work beside the steps. `tell` is called, from another thread, when `take_identified` has news."""
+        self._background = self.runner.background(lambda: self.has_work, tell)
+
+    def take_identified(self) -> Identified | None:
+        """The digests of the model's files, once: as soon as they have been taken."""
+        if self.runner.digest is not None or self._background is None or self._background.found is None:
+            return None
+        files = self._background.found
+        self.runner.digest = of_model([file.sha256 for file in files])
+        assert self.runner.fingerprint is not None
+        return Identified(files, self.runner.fingerprint)
+
     def close(self) -> None:
         """Give all memory back."""
+        if self._background is not None:
+            self._background.close()
         self.runner.close()
 
     def _emit(self, rows: list[Row], sampled: Sampled, accepted: Mapping[Sequence, int]) -> None:

@@ -43,8 +43,8 @@ class KVMemory:
     """All block pools and the prefix cache of an engine.
 
     `windows`: per cache group the tokens that a token sees, None for all. `num_blocks`: per group, the null block
-    included. `max_chunk`: the most tokens that one step adds to one sequence. `fingerprint` starts every key of
-    the prefix cache. `block_bytes`: per group. `host_bytes`: how much of preempted sequences may lie in host memory.
+    included. `max_chunk`: the most tokens that one step adds to one sequence. `block_bytes`: per group. `host_bytes`:
+    how much of preempted sequences may lie in host memory.
     """
 
     def __init__(
@@ -54,7 +54,6 @@ class KVMemory:
         *,
         max_chunk: int,
         is_caching: bool,
-        fingerprint: str = "",
         block_bytes: tuple[int, ...] = (),
         host_bytes: int = 0,
     ) -> None:
@@ -62,7 +61,6 @@ class KVMemory:
         self._windowed = [(group, window) for group, window in enumerate(windows) if window is not None]
         self.max_chunk = max_chunk
         self.is_caching = is_caching
-        self._fingerprint = fingerprint
         self.cache = PrefixCache(windows)
         self.pools = tuple(BlockPool(count, partial(self.cache.evict, group)) for group, count in enumerate(num_blocks))
         self.cache.pools = self.pools
@@ -272,7 +270,9 @@ class KVMemory:
         sequence.tables, sequence.node, sequence.num_computed = (), None, 0
 
     def _namespace(self, sequence: Sequence) -> str:
-        return f"{self._fingerprint}/{sequence.group.request.cache_salt}"
+        """What a cached prefix is of, beside its tokens. The cache dies with the engine, so that the numerics
+        fingerprint is not part of it."""
+        return sequence.group.request.cache_salt
 
     def clear_cache(self) -> None:
         """Forget all cached prefixes, and what was to be moved for sequences that have all ended."""

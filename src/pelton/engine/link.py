@@ -8,21 +8,19 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from pelton import errors
-from pelton.config import EngineConfig
 from pelton.engine.protocol import (
     LENGTH_BYTES,
     Abort,
-    Alive,
     EngineInfo,
     Events,
     Failed,
     FromEngine,
+    Identified,
     Progress,
     Ready,
     Start,
@@ -62,9 +60,9 @@ class ProcessLink:
     that closes, so that it never outlives this one, however this one ends.
     """
 
-    def __init__(self, model_path: Path, config: EngineConfig) -> None:
-        self._start = Start(str(model_path), config)
-        self._heartbeat_timeout = config.heartbeat_timeout
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._heartbeat_timeout = start.config.heartbeat_timeout
         self._length: int | None = None
         """Of the message that is coming, once that is known."""
         self._process: asyncio.subprocess.Process | None = None
@@ -112,14 +110,14 @@ class ProcessLink:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(framed(self._encoder.encode(message)))
 
-    async def receive(self) -> Events:
-        """The next step's events."""
+    async def receive(self) -> Events | Identified:
+        """The next step's events, or what was found out about the model."""
         while True:
             message = await self._next()
-            if isinstance(message, Events):
+            if isinstance(message, Events | Identified):
                 return message
 
-    async def _next(self) -> Progress | Ready | Failed | Alive | Events:
+    async def _next(self) -> FromEngine:
         assert self._death is not None
         assert self._process is not None
         try:
@@ -161,6 +159,11 @@ class ProcessLink:
             self._writer = None
 
 
+def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(event.set)
+
+
 def _manner(code: int) -> str:
     if code >= 0:
         return f"with exit status {code}"
@@ -172,9 +175,8 @@ def _manner(code: int) -> str:
 class LocalLink:
     """An engine in the caller's thread: the event loop stands still while a step runs."""
 
-    def __init__(self, model_path: Path, config: EngineConfig) -> None:
-        self._model_path = model_path
-        self._config = config
+    def __init__(self, start: Start) -> None:
+        self._start = start
         self._engine: Engine | None = None
         self._wake = asyncio.Event()
 
@@ -187,7 +189,9 @@ class LocalLink:
         """Load the model."""
         from pelton.engine.engine import load
 
-        self._engine = load(self._model_path, self._config, progress)
+        self._engine = load(self._start, progress)
+        loop = asyncio.get_running_loop()
+        self._engine.start_background(lambda: _wake(loop, self._wake))
         return self._engine.info
 
     def send(self, message: ToEngine) -> None:
@@ -201,12 +205,14 @@ class LocalLink:
                 self._engine.abort(request_id, choice)
         self._wake.set()
 
-    async def receive(self) -> Events:
+    async def receive(self) -> Events | Identified:
         """Run one step as soon as there is something to do."""
         await self._wake.wait()
         await asyncio.sleep(0)  # readers of the last step's events come first
         if self._engine is None:
             raise errors.EngineDied("the engine was closed")
+        if identified := self._engine.take_identified():
+            return identified
         events = self._engine.advance()
         if not self._engine.has_work:
             self._wake.clear()

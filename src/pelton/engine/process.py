@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -158,6 +157,8 @@ def serve(engine: Engine, peer: Peer) -> None:
             if not is_checked:
                 engine.check()
                 is_checked = True
+        if identified := engine.take_identified():
+            peer.send(identified)
 
 
 def _watch_peer() -> None:
@@ -178,7 +179,7 @@ def main(descriptor: int) -> int:
     from pelton.engine.engine import load
 
     try:
-        engine = load(Path(start.model_path), start.config, lambda share: peer.send(Progress(share)))
+        engine = load(start, lambda share: peer.send(Progress(share)))
     except Exception as error:
         if isinstance(error, PeltonError):
             peer.send(Failed(type(error).__name__, str(error)))
@@ -188,6 +189,7 @@ def main(descriptor: int) -> int:
         peer.close()
         return 1
     peer.send(Ready(engine.info))
+    engine.start_background()
     serve(engine, peer)
     engine.close()
     return 0

@@ -6,6 +6,8 @@ from __future__ import annotations
 import msgspec
 
 from pelton.config import EngineConfig
+from pelton.formats.digest import FileDigest, ModelFile
+from pelton.formats.packed_folder import PackedFolder
 from pelton.request import EngineRequest, Event
 
 
@@ -14,6 +16,12 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
     model_path: str
     config: EngineConfig
+    known: tuple[FileDigest, ...] = ()
+    """Digests of the model's files, where they are known. Those of other states of a file are not used."""
+    packed: PackedFolder | None = None
+    """Where packed weights are kept; None: nowhere."""
+    files: tuple[ModelFile, ...] | None = None
+    """Those of an earlier life of the engine: others are refused."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -44,8 +52,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     context: int
     """Tokens that a sequence may hold, prompt and output together."""
-    fingerprint: str
-    """The numerics fingerprint: equal fingerprints give equal bits."""
+    files: tuple[ModelFile, ...]
+    """The model's, as they were opened."""
+    fingerprint: str | None
+    """The numerics fingerprint: equal fingerprints give equal bits. None until the files' digests are known."""
     max_sequences: int
     kv_tokens: int
     """Tokens that the KV memory holds over all sequences."""
@@ -96,6 +106,13 @@ class Alive(msgspec.Struct, frozen=True, tag="alive"):
     """A sign of life, also while the model is loaded and in the middle of a step."""
 
 
+class Identified(msgspec.Struct, frozen=True, tag="identified"):
+    """The digests of the model's files have been taken. Comes at most once, and not where they were known."""
+
+    files: tuple[FileDigest, ...]
+    fingerprint: str
+
+
 class Events(msgspec.Struct, frozen=True, tag="events"):
     """All events of one step, in order; none of them where only the counters are told."""
 
@@ -103,4 +120,4 @@ class Events(msgspec.Struct, frozen=True, tag="events"):
     counters: Counters
 
 
-FromEngine = Progress | Ready | Failed | Alive | Events
+FromEngine = Progress | Ready | Failed | Alive | Identified | Events

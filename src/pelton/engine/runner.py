@@ -11,10 +11,13 @@ from typing import get_args
 from pelton.backends.base import Backend, BackendConfig, Executor, LoadSpec, Pending, find
 from pelton.config import EngineConfig
 from pelton.engine import machine
+from pelton.engine.background import Background, known_digest
 from pelton.engine.budget import MemoryBudget, MemoryNeeds, divide
 from pelton.engine.moves import Copy, Move, Restore, Save
-from pelton.errors import ConfigError, UnsupportedModel
-from pelton.formats import checkpoint
+from pelton.engine.protocol import Start
+from pelton.errors import ConfigError, FormatError, UnsupportedModel
+from pelton.formats import checkpoint as checkpoints
+from pelton.formats.digest import ModelFile
 from pelton.models.base import Model
 from pelton.models.base import load as load_model
 from pelton.ops.data import Batch, CacheGroup, KVType
@@ -31,6 +34,8 @@ class Runner:
         self,
         executor: Executor,
         *,
+        files: tuple[ModelFile, ...],
+        digest: str | None,
         windows: tuple[int | None, ...],
         vocab_size: int,
         max_sequences: int,
@@ -43,27 +48,46 @@ class Runner:
         self.context = plan.context
         self.max_sequences = max_sequences
         self.plan = plan
-        self.fingerprint = executor.fingerprint
+        self.files = files
+        self.digest = digest
+        """Of the model's files; None while it is not known."""
 
     @classmethod
-    def load(cls, path: Path, config: EngineConfig, progress: Callable[[float], None] | None = None) -> Runner:
+    def load(cls, start: Start, progress: Callable[[float], None] | None = None) -> Runner:
         """Open a checkpoint, plan its memory, load it. `progress` gets the share that is loaded.
 
         Raises FormatError, UnsupportedModel, ConfigError or InsufficientMemory before anything big is allocated.
         """
-        model = load_model(checkpoint.open(path), config.context)
-        backend = find("cpu", BackendConfig(_num_threads(config), isa=config.isa or None))
-        spec = _spec(model, config)
+        path, config = Path(start.model_path), start.config
+        checkpoint = checkpoints.open(path)
+        if start.files not in (None, checkpoint.files):
+            raise FormatError(f"{path}: the file was changed since it was first loaded; restart to serve the new one")
+        model = load_model(checkpoint, config.context)
+        threads = _num_threads(config)
+        backend = find("cpu", BackendConfig(threads, isa=config.isa or None, packed=start.packed))
+        digest = known_digest(checkpoint.files, start.known)
+        spec = replace(_spec(model, config), digest=digest)
         plan = _plan(backend, spec, config)
         log.info("%s: %s", path.name, plan)
         executor = backend.load(replace(spec, num_blocks=plan.num_blocks, max_context=plan.context), progress)
         return cls(
             executor,
+            files=checkpoint.files,
+            digest=digest,
             windows=tuple(map(_window, spec.groups)),
             vocab_size=spec.vocab_size,
             max_sequences=spec.max_sequences,
             plan=plan,
         )
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The numerics fingerprint; None while the model's digest is not known."""
+        return None if self.digest is None else self._executor.fingerprint(self.digest)
+
+    def background(self, is_busy: Callable[[], bool], tell: Callable[[], None]) -> Background:
+        """Begin what is done beside the steps."""
+        return Background(self.files, self._executor, self.digest, is_busy=is_busy, tell=tell)
 
     def submit(self, batch: Batch, moves: Iterable[Move]) -> Pending:
         """Make the moves in order, then start the step."""

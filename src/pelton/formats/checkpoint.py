@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pelton.formats import gguf
+from pelton.formats.digest import ModelFile
 from pelton.formats.gguf import Value
 from pelton.formats.tensor import Tensor
 
@@ -17,14 +18,13 @@ __all__ = ["Checkpoint", "Tensor", "Value", "open"]
 class Checkpoint:
     """Metadata and tensors by name (in file order), from one file or all parts of a split model.
 
-    `size` is the bytes of all files. Tensors stay valid as long as they are referred to; the files are mapped, not
-    read, so they must not be cut short meanwhile.
+    Tensors stay valid as long as they are referred to; the files are mapped, not read, so they must not be cut short
+    meanwhile.
     """
 
     metadata: Mapping[str, Value]
     tensors: Mapping[str, Tensor]
-    paths: tuple[Path, ...]
-    size: int
+    files: tuple[ModelFile, ...]
 
 
 def open(path: str | Path) -> Checkpoint:
@@ -33,6 +33,5 @@ def open(path: str | Path) -> Checkpoint:
     return Checkpoint(
         metadata=parts[0].metadata,
         tensors={tensor.name: tensor for part in parts for tensor in part.tensors},
-        paths=tuple(part.path for part in parts),
-        size=sum(part.size for part in parts),
+        files=tuple(part.file for part in parts),
     )

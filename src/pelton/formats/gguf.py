@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import os
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ import numpy.typing as npt
 
 from pelton.errors import FormatError, ModelNotFound, UnsupportedModel
 from pelton.formats import quants
+from pelton.formats.digest import FileStamp, ModelFile
 from pelton.formats.quants import WeightType
 from pelton.formats.tensor import Tensor
 
@@ -85,10 +87,14 @@ class Metadata(Mapping[str, "Value"]):
 class Part:
     """One file: all of a model, or one part of a split one."""
 
-    path: Path
+    file: ModelFile
     metadata: Metadata
     tensors: tuple[Tensor, ...]
-    size: int
+
+    @property
+    def path(self) -> str:
+        """Where it lies."""
+        return self.file.path
 
 
 def read(path: str | Path) -> tuple[Part, ...]:
@@ -176,7 +182,8 @@ class _Reader:
             if not path.is_file():
                 raise FormatError(f"{path}: this is not a file")
             with path.open("rb") as file:
-                self._size = path.stat().st_size
+                self._file = ModelFile(str(path), FileStamp.of(os.fstat(file.fileno())))
+                self._size = self._file.stamp.size
                 if self._size < 24:
                     raise self._error(f"a GGUF file has at least 24 bytes, this has {self._size}")
                 self._data = mmap.mmap(file.fileno(), self._size, access=mmap.ACCESS_READ)
@@ -234,7 +241,7 @@ class _Reader:
         num_keys = self._count("the number of metadata keys", MAX_KEYS, 13)
         metadata = self._metadata(num_keys)
         tensors = self._tensors(num_tensors, self._alignment(metadata))
-        return Part(self._path, metadata, tensors, self._size)
+        return Part(self._file, metadata, tensors)
 
     def _metadata(self, count: int) -> Metadata:
         values: dict[str, Value | _Strings] = {}

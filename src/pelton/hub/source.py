@@ -9,7 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from pelton.hub.store import Digest, FileName
+from pelton.formats.digest import Digest
+from pelton.hub.store import FileName
 
 Phase = Literal["connect", "wait", "download", "unpack", "verify", "failed", "done"]
 

@@ -4,6 +4,7 @@
     HOME/models/<name>.json       a manifest: which files a name means (the name percent-encoded)
     HOME/sets/<64 hex>/           a split model's parts under their own names, as links to blobs
     HOME/partial/<64 hex>         a download under way; beside it its .lock, and the .scratch that it may come out of
+    HOME/packed/                  packed weights, made by the engine; see `formats.packed_folder`
 
 A file moves to `blobs` by rename after its digest was computed, so a half file never counts as a model. Who
 writes or removes a blob holds its lock, across processes.
@@ -25,10 +26,10 @@ import msgspec
 
 from pelton.config import HubConfig
 from pelton.errors import FormatError, HubError, ModelNotFound
+from pelton.formats.digest import Digest, of_model
+from pelton.formats.packed_folder import PackedFolder
 from pelton.hub import catalogue
 
-Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-"""SHA-256 as 64 hex digits."""
 FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=200)]
 """A name without a path."""
 
@@ -61,6 +62,8 @@ class Store:
 
     def __init__(self, config: HubConfig) -> None:
         self._home = config.home
+        self.packed = PackedFolder(str(config.home / "packed"), int(config.packed_cache_size * 1e9))
+        """Where packed weights are kept."""
 
     def list(self) -> tuple[Entry, ...]:
         """All models, by name."""
@@ -98,10 +101,19 @@ class Store:
                     self.blob(file.sha256).unlink(missing_ok=True)
             if len(entry.files) > 1 and not {file.sha256 for file in entry.files} <= kept:
                 shutil.rmtree(self._set(entry.files), ignore_errors=True)
+            if not {file.sha256 for file in entry.files} <= kept:
+                self.packed.remove_model(of_model([file.sha256 for file in entry.files]))
 
     def blob(self, sha256: str) -> Path:
         """Where the file with that digest is, if it is."""
         return self._home / "blobs" / f"sha256-{sha256}"
+
+    def file_of(self, blob: Path) -> StoredFile | None:
+        """The record of a blob; None for a path that is none."""
+        if blob.parent != (self._home / "blobs").resolve():
+            return None
+        files = (file for entry in self.list() for file in entry.files)
+        return next((file for file in files if self.blob(file.sha256).name == blob.name), None)
 
     def has(self, sha256: str, progress: Callable[[int, int], None]) -> bool:
         """Is that file here, with the right digest? A wrong one is deleted. Only for who holds its lock."""
@@ -187,8 +199,7 @@ class Store:
         return current
 
     def _set(self, files: Sequence[StoredFile]) -> Path:
-        digests = " ".join(file.sha256 for file in files)
-        return self._home / "sets" / hashlib.sha256(digests.encode()).hexdigest()
+        return self._home / "sets" / of_model([file.sha256 for file in files])
 
     def _link(self, files: Sequence[StoredFile]) -> None:
         folder = self._set(files)

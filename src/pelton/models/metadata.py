@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class Metadata:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self.file = checkpoint.paths[0].name
+        self.file = Path(checkpoint.files[0].path).name
         architecture = checkpoint.metadata.get("general.architecture")
         if not isinstance(architecture, str):
             raise FormatError(f"{self.file}: metadata has no text 'general.architecture'")

@@ -38,8 +38,8 @@ class Reply(Protocol):
     is_stream: bool
     num_choices: int
     """Choices of each request."""
-    fingerprint: str
-    """Set once the model's service is known."""
+    fingerprint: str | None
+    """Set once the model's service is known; None while its file's digest is not."""
 
     def opening(self, index: int) -> bytes:
         """What a stream begins with for this choice."""

@@ -47,7 +47,7 @@ class OpenAIReply(Generic[B]):
         self.wants_logprobs = wants_logprobs
         self.ignored = _ignored(extras)
         self.created = int(time.time())
-        self.fingerprint = ""
+        self.fingerprint: str | None = None
 
     def chunk(self, choices: list[Any], usage: wire.WireUsage | None = None) -> bytes:
         """One chunk. Where usage was asked for it stands in every chunk, null in all but the last."""

@@ -234,7 +234,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     object: str
     created: int
     model: str
-    system_fingerprint: str
+    system_fingerprint: str | None
     choices: list[ChatChoice] | list[CompletionChoice]
     usage: WireUsage
     ignored_params: list[str] | msgspec.UnsetType = msgspec.UNSET
@@ -247,7 +247,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     object: str
     created: int
     model: str
-    system_fingerprint: str
+    system_fingerprint: str | None
     choices: list[ChunkChoice] | list[CompletionChoice]
     usage: WireUsage | msgspec.UnsetType | None = msgspec.UNSET
     ignored_params: list[str] | msgspec.UnsetType = msgspec.UNSET

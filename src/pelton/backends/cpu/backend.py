@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from pelton import _core
-from pelton.backends.base import BackendConfig, LoadSpec, MemoryPlan
+from pelton.backends.base import BackendConfig, LoadSpec, MemoryPlan, Permit
 from pelton.backends.cpu import packing
 from pelton.backends.cpu.lower import check, lower
 from pelton.backends.cpu.plan import PlanKey, Recorder, WeightRefs
 from pelton.backends.cpu.planner import Program, plan_program
+from pelton.backends.cpu.stored import StoredWeights
 from pelton.errors import ConfigError, InsufficientMemory, InternalError, UnsupportedModel
 from pelton.ops.data import F32, Batch, CacheGroup
 from pelton.ops.sampling import SampleArrays, Sampled, no_samples
@@ -50,7 +51,8 @@ class CpuBackend:
         )
 
     def load(self, spec: LoadSpec, progress: Callable[[float], None] | None = None) -> CpuExecutor:
-        """Pack, record, allocate. `progress` gets the share of weights that is packed."""
+        """Record, allocate, and pack the weights, or read them packed where that model's were kept. `progress` gets the
+        share of weights that is there."""
         program = self._plan(spec)
         layout = packing.lay_out(program.weights, spec.weights, self._machine)
         try:
@@ -66,11 +68,15 @@ class CpuBackend:
                 max_tokens=spec.max_tokens,
                 profile=self.config.profile,
             )
-            memory = packing.pack(layout, spec.weights, self._machine, progress)
+            stored, memory = self._stored(layout, spec), None
+            if stored is not None and spec.digest is not None:
+                memory = stored.read(spec.digest, self._machine, progress)
+            if memory is None:
+                memory = packing.pack(layout, spec.weights, self._machine, progress)
         except MemoryError:
             raise InsufficientMemory("the system refused the memory that the model needs") from None
         lower(program, spec.weights, layout, memory, core)
-        return CpuExecutor(program, core, caches, spec, self._fingerprint(spec, program))
+        return CpuExecutor(program, core, caches, spec, self._numerics(spec, program), memory, stored)
 
     def _plan(self, spec: LoadSpec) -> Program:
         recorder = Recorder(spec.weights)
@@ -93,10 +99,16 @@ class CpuBackend:
         attends = (step.attrs["spec"] for phase in program.phases for step in phase.steps if step.op == "attend")
         return max((self._attend_workspace(attend, spec) for attend in attends), default=0)
 
-    def _fingerprint(self, spec: LoadSpec, program: Program) -> str:
-        digest = spec.digest or packing.digest(spec.weights)
+    def _stored(self, layout: packing.Layout, spec: LoadSpec) -> StoredWeights | None:
+        if self.config.packed is None:
+            return None
+        key = packing.layout_key(layout, spec.weights, self._machine)
+        return StoredWeights(self.config.packed, key, layout.bytes)
+
+    def _numerics(self, spec: LoadSpec, program: Program) -> str:
+        """All that bits depend on, but for the model's files."""
         steps = repr((program.phases, program.head))  # with every number that the file's metadata gave them
-        parts = (digest, packing.PACKED_VERSION, KERNEL_VERSION, self._machine.isa, spec.kv_type, steps)
+        parts = (packing.PACKED_VERSION, KERNEL_VERSION, self._machine.isa, spec.kv_type, steps)
         return hashlib.blake2b("\n".join(map(str, parts)).encode(), digest_size=16).hexdigest()
 
     def _attend_workspace(self, attend: AttendSpec, spec: LoadSpec) -> int:
@@ -132,14 +144,23 @@ class CpuExecutor:
     """A loaded model. `submit` runs the step before it returns; only sampling is put off."""
 
     def __init__(
-        self, program: Program, core: _core.Program, caches: list[_core.KVCache], spec: LoadSpec, fingerprint: str
+        self,
+        program: Program,
+        core: _core.Program,
+        caches: list[_core.KVCache],
+        spec: LoadSpec,
+        numerics: str,
+        weights: _core.Memory,
+        stored: StoredWeights | None,
     ) -> None:
         self._program = program
         self._core: _core.Program | None = core
         self._caches = caches
         self._limits = (spec.max_tokens, spec.max_rows)
         self._vocab_size = spec.vocab_size
-        self._fingerprint = fingerprint
+        self._numerics = numerics
+        self._weights: _core.Memory | None = weights
+        self._stored = stored
         self._step = 0
 
     def submit(self, batch: Batch) -> CpuPending:
@@ -179,15 +200,21 @@ class CpuExecutor:
         lines += [f"{name:>5} {n:5} {ns / n / 1e3:8.1f}" for name, (ns, n) in zip(names, timings, strict=True) if n]
         return "\n".join(lines) + "\n"
 
-    @property
-    def fingerprint(self) -> str:
-        """The numerics fingerprint: equal fingerprints give equal bits."""
-        return self._fingerprint
+    def fingerprint(self, digest: str) -> str:
+        """The numerics fingerprint with a model of that digest: equal fingerprints give equal bits."""
+        return hashlib.blake2b(f"{digest}\n{self._numerics}".encode(), digest_size=16).hexdigest()
+
+    def store(self, digest: str, permit: Permit) -> None:
+        """Keep the packed weights for the next start, if they are not there yet."""
+        weights = self._weights
+        if self._stored is not None and weights is not None:
+            self._stored.write(digest, weights, lambda: self._weights is not None and permit())
 
     def close(self) -> None:
         """Give all memory back. Steps still pending can no longer be sampled."""
         self._core = None
         self._caches = []
+        self._weights = None
 
     @property
     def _loaded(self) -> _core.Program:

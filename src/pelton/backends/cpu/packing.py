@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
 from pelton import _core
 from pelton.errors import UnsupportedModel
-from pelton.formats.quants import dequantize
+from pelton.formats.quants import WeightType, dequantize, row_bytes
 from pelton.ops.data import Weight
 
 FAMILIES = ("f32", "int8", "bf16")
@@ -90,14 +89,28 @@ def pack(
     return memory
 
 
-def digest(weights: Mapping[str, Weight]) -> str:
-    """Tells models apart that come without a digest of their file: names, types, shapes and the ends of the bytes."""
-    state = hashlib.blake2b(digest_size=16)
-    for name in sorted(weights):
+def layout_key(layout: Layout, weights: Mapping[str, Weight], machine: _core.Machine) -> bytes:
+    """Names all that packed bytes depend on beside the model's files. Machines whose kernels pack alike share it: the
+    kernels are told apart by what they make of a tile, not by their names."""
+    state = hashlib.blake2b(f"{PACKED_VERSION}\n".encode(), digest_size=32)
+    samples: dict[tuple[WeightType, int], bytes] = {}
+    for name, slot in layout.slots.items():
         weight = weights[name]
-        flat = weight.data.reshape(-1)
-        state.update(f"{name} {weight.type.name} {weight.shape} {prod(flat.shape)}\n".encode())
-        state.update(flat[:256].tobytes() + flat[-256:].tobytes())
+        state.update(f"{name} {slot.offset} {slot.bytes} {weight.type.name} {weight.shape}\n".encode())
         if weight.row_order is not None:
             state.update(weight.row_order.tobytes())
-    return state.hexdigest()
+        if len(weight.shape) == 2:
+            kind = weight.type, weight.shape[1]
+            if kind not in samples:
+                samples[kind] = _packed_sample(*kind, machine)
+            state.update(samples[kind])
+    return state.digest()
+
+
+def _packed_sample(type: WeightType, columns: int, machine: _core.Machine) -> bytes:
+    """What the kernel makes of a fixed tile of any file bytes whose half floats are numbers."""
+    size = TILE_ROWS * row_bytes(type, columns)
+    file = (np.arange(size, dtype=np.uint32) * np.uint32(2654435761) >> np.uint32(24) & 0x3B).astype(np.uint8)
+    memory = _core.Memory(machine.tile_bytes(type, columns))
+    machine.pack(type, file, TILE_ROWS, columns, None, memory, 0)
+    return hashlib.blake2b(memory.view(0, memory.size).data, digest_size=32).digest()
