@@ -74,6 +74,15 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_id: str | None = None
 
 
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer must look like. `text` is a JSON schema, a regular expression (all of the answer matches it) or a
+    grammar in Lark's notation; `param` is the request's field that it came from, for errors."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+    param: str
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What a client asked, in no dialect. Exactly one of `messages`, `prompt` and `prompt_ids` is given."""
 
@@ -87,6 +96,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     continue_final_message: bool = False
     tools: tuple[dict[str, Any], ...] | None = None
     template_kwargs: dict[str, Any] = {}
+    grammar: Grammar | None = None
     priority: int = 0
     """The lower, the sooner, as in vLLM."""
     user: str | None = None
@@ -112,6 +122,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """The token sequences of `sampling.bad_words`."""
     dry_breaker_ids: tuple[int, ...] = ()
     """The tokens of `sampling.dry_sequence_breakers`."""
+    grammar: Grammar | None = None
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
     priority: int = 0

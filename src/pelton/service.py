@@ -18,7 +18,7 @@ import msgspec
 
 from pelton.checks import check_ids, check_range, check_sampling
 from pelton.engine.client import error_of
-from pelton.engine.protocol import EngineInfo
+from pelton.engine.protocol import EngineInfo, Vocabulary
 from pelton.errors import ContextLengthExceeded, InternalError, InvalidRequest
 from pelton.request import (
     Accepted,
@@ -27,6 +27,7 @@ from pelton.request import (
     ErrorEvent,
     Event,
     Finish,
+    Grammar,
     Message,
     Request,
     SamplingParams,
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 MAX_PRIORITY = 1 << 31
 MIN_TIMEOUT = 0.001
+MAX_GRAMMAR = 128 << 10
+"""Characters of a schema or a grammar: what is longer takes seconds to compile, and longer masks."""
 
 
 class Engine(Protocol):
@@ -64,6 +67,15 @@ class Engine(Protocol):
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one of its choices."""
+        ...
+
+    @property
+    def has_vocabulary(self) -> bool:
+        """Has it been taught what grammars are made of?"""
+        ...
+
+    def teach(self, vocabulary: Vocabulary) -> None:
+        """What grammars are made of."""
         ...
 
     async def close(self) -> None:
@@ -127,6 +139,8 @@ class Service:
         prompt_ids = await self.encode(request)
         source = "messages" if request.messages is not None else "prompt"
         sampling = self._complete(request.sampling, len(prompt_ids), source)
+        if request.grammar is not None:
+            await self._prepare_grammar(request.grammar)
         engine_request = EngineRequest(
             id=request.id,
             prompt_ids=prompt_ids,
@@ -138,10 +152,28 @@ class Service:
             tenant=request.user or "",
             timeout=request.timeout,
             queue_timeout=request.queue_timeout,
+            grammar=request.grammar,
         )
         events = _Answer(self, engine_request, sampling).events()
         await anext(events)  # The acceptance. From here on, closing `events` aborts the request.
         return events
+
+    async def _prepare_grammar(self, grammar: Grammar) -> None:
+        if len(grammar.text) > MAX_GRAMMAR:
+            raise InvalidRequest(
+                f"{grammar.param} has {len(grammar.text)} characters, over {MAX_GRAMMAR}", param=grammar.param
+            )
+        if not self.engine.has_vocabulary:
+            self.engine.teach(await asyncio.to_thread(self._vocabulary))
+
+    def _vocabulary(self) -> Vocabulary:
+        tokenizer = self.tokenizer
+        ids = range(self.vocab_size)
+        return Vocabulary(
+            tokens=[tokenizer.token_bytes(id) for id in ids],
+            control_ids=[id for id in ids if tokenizer.is_control(id)],
+            end_ids=list(tokenizer.end_ids),
+        )
 
     async def close(self) -> None:
         """End the engine; requests in flight get `Unavailable`."""

@@ -207,7 +207,11 @@ def test_models(client):
         ({**CHAT, "chat_template": "{{ messages }}"}, 400, "chat_template"),
         ({**CHAT, "cache_salt": "mine"}, 400, "cache_salt"),
         ({**CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
-        ({**CHAT, "response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({**CHAT, "response_format": {"type": "json_schema"}}, 400, "response_format"),
+        ({**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, 400, "response_format"),
+        ({**CHAT, "response_format": {"type": "yaml"}}, 400, "response_format"),
+        ({**CHAT, "response_format": "json_object"}, 400, "response_format"),
+        ({**CHAT, "response_format": {"type": "json_schema", "schema": []}}, 400, "response_format"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
@@ -243,6 +247,32 @@ def test_what_asks_for_nothing_is_taken_and_unknown_fields_are_listed(url):
     many = post(url, {**CHAT, "messages": [{**told, "a": 1}] * 100}).json()["ignored_params"]
     assert (len(many), many[-1]) == (33, "... and 68 more")
     assert "ignored_params" not in post(url, CHAT).json()
+
+
+SCHEMA = {"type": "object", "properties": {"z": {"type": "string"}, "a": {}}, "required": ["z"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "schema"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"type": "object"}),
+        ({"type": "json_object", "schema": SCHEMA}, SCHEMA),
+        ({"type": "json_schema", "schema": SCHEMA}, SCHEMA),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}, SCHEMA),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": True}}, True),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_every_spelling_of_a_schema_reaches_the_service_in_its_order(service, url, given, schema, path):
+    body = CHAT if "chat" in path else {"model": "scripted", "prompt": "x"}
+    assert post(url, {**body, "response_format": given}, path).status_code == 200
+    grammar = service.requests[-1].grammar
+    if schema is None:
+        assert grammar is None
+    else:
+        assert grammar.kind == "json_schema"
+        assert grammar.text == json.dumps(schema, separators=(",", ":"))
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -232,7 +232,7 @@ def run(engine: Engine, requests: Sequence[EngineRequest] = (), transcript: Tran
     transcript = transcript or Transcript()
     for one in requests:
         engine.submit(one)
-    while engine.has_work:
+    while engine.has_work or engine.counters.num_waiting:
         transcript.add(engine.step())
         engine.check()
     for events in transcript.events.values():

@@ -18,7 +18,7 @@ import msgspec
 from pelton import errors
 from pelton.config import EngineConfig
 from pelton.engine.link import LocalLink, ProcessLink, error_from
-from pelton.engine.protocol import Abort, Counters, EngineInfo, Events, Identified, Start, ToEngine
+from pelton.engine.protocol import Abort, Counters, EngineInfo, Events, Identified, Start, ToEngine, Vocabulary
 from pelton.formats.digest import FileDigest
 from pelton.formats.packed_folder import PackedFolder
 from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Event, Finish
@@ -95,6 +95,9 @@ class EngineClient:
         self._ready = asyncio.Event()
         self._streams: dict[str, asyncio.Queue[Event] | None] = {}
         """By request id; None: left by its reader, its end still to come."""
+        self._vocabulary: Vocabulary | None = None
+        self._taught: Link | None = None
+        """The engine that has been sent the vocabulary."""
         self._supervisor: asyncio.Task[None] | None = None
 
     @property
@@ -120,6 +123,15 @@ class EngineClient:
         Errors come as `ErrorEvent`s, never as exceptions. Two requests in flight cannot have one id.
         """
         return self._stream(request)
+
+    @property
+    def has_vocabulary(self) -> bool:
+        """May requests have grammars?"""
+        return self._vocabulary is not None
+
+    def teach(self, vocabulary: Vocabulary) -> None:
+        """What grammars are made of; before the first request with one. The engine is told when it needs it."""
+        self._vocabulary, self._taught = vocabulary, None
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one of its choices; its stream goes on to `Finish(reason="abort")` and `Done`."""
@@ -176,7 +188,7 @@ class EngineClient:
         open_choices: set[int] = set()
         self._streams[request.id] = queue
         try:
-            self._link.send(request)
+            self._send(request)
             while True:
                 event = await queue.get()
                 match event:
@@ -194,6 +206,14 @@ class EngineClient:
             if self._streams.get(request.id) is queue:  # left before its end, which is still to come
                 self.abort(request.id)
                 self._streams[request.id] = None
+
+    def _send(self, request: EngineRequest) -> None:
+        if self._link is None:
+            return
+        if request.grammar is not None and self._taught is not self._link and self._vocabulary is not None:
+            self._link.send(self._vocabulary)
+            self._taught = self._link
+        self._link.send(request)
 
     def _dispatch(self, message: Events | Identified) -> None:
         if isinstance(message, Identified):

@@ -12,10 +12,11 @@ from pelton.config import EngineConfig
 from pelton.engine import batch
 from pelton.engine.background import Background
 from pelton.engine.batch import Row
+from pelton.engine.constraints import MAX_COMPILING, Grammars
 from pelton.engine.deadlines import Deadlines
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.pace import Pace
-from pelton.engine.protocol import Counters, EngineInfo, Identified, Start
+from pelton.engine.protocol import Counters, EngineInfo, Identified, Start, Vocabulary
 from pelton.engine.runner import Runner
 from pelton.engine.sampling import Sampling
 from pelton.engine.scheduler import Scheduler
@@ -71,7 +72,10 @@ class Engine:
             patience=config.patience,
         )
         self.context = runner.context
+        self.on_news: Callable[[], None] = lambda: None
+        """Called from another thread when there is something to do again."""
         self._sampling = Sampling(runner.vocab_size)
+        self._grammars = Grammars(runner.vocab_size, lambda: self.on_news())
         self._groups: dict[str, SequenceGroup] = {}
         self._deadlines = Deadlines(config.queue_timeout, config.request_timeout)
         self._num_arrived = 0
@@ -84,13 +88,15 @@ class Engine:
         started = self._clock()
         for group, error in self._deadlines.expired(self._groups, started):
             self._fail_group(group, error)
+        self._take_compiled()
         work = self.scheduler.schedule()
         if work.chunks:
             shape = work.shape
             inputs, rows = batch.build(work.chunks, len(self.memory.windows))
+            masks = self._grammars.start_masks(rows)
             pending = self.runner.submit(inputs, work.moves)
             if rows:
-                sampled = pending.sample(self._sampling.arrays(rows))
+                sampled = pending.sample(self._sampling.arrays(rows, masks))
                 accepted = count_accepted(rows, sampled)
                 self.scheduler.commit(work, accepted)
                 self._emit(rows, sampled, accepted)
@@ -104,7 +110,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Would `step` do anything?"""
-        return self.scheduler.has_work or bool(self._events)
+        return self.scheduler.has_work or bool(self._events) or self._grammars.is_ready
 
     @property
     def info(self) -> EngineInfo:
@@ -127,7 +133,7 @@ class Engine:
         """What was done so far, and what is held now."""
         counters = self._counters
         counters.num_running = len(self.scheduler.running)
-        counters.num_waiting = len(self.scheduler.waiting)
+        counters.num_waiting = len(self.scheduler.waiting) + self._grammars.num_compiling
         counters.preempted = self.scheduler.num_preempted
         counters.swapped = self.scheduler.num_swapped
         counters.kv_blocks_used = sum(pool.num_used for pool in self.memory.pools)
@@ -144,8 +150,37 @@ class Engine:
         self._counters.requests += 1
         group = self._groups[request.id] = SequenceGroup(request, self._num_arrived)
         self._deadlines.add(group, self._clock())
-        self.scheduler.add(group.sequences[0])
-        self._events.append(Accepted(request.id))
+        if request.grammar is None:
+            self._admit(group)
+            return
+        group.sequences[0].state = "compiling"
+        self._grammars.compile(request.id, request.grammar)
+
+    def _admit(self, group: SequenceGroup) -> None:
+        self.scheduler.add(next(sequence for sequence in group.sequences if sequence.state == "waiting"))
+        self._accept(group)
+
+    def _accept(self, group: SequenceGroup) -> None:
+        if not group.is_accepted:
+            group.is_accepted = True
+            self._events.append(Accepted(group.request.id))
+
+    def learn(self, vocabulary: Vocabulary) -> None:
+        """What grammars are made of; before the first request with one."""
+        self._grammars.learn(vocabulary)
+
+    def _take_compiled(self) -> None:
+        """Let requests go on whose grammars are ready."""
+        for request_id, compiled in self._grammars.take():
+            group = self._groups[request_id]
+            if isinstance(compiled, PeltonError):
+                self._fail_group(group, compiled)
+                continue
+            for sequence in group.sequences:
+                sequence.constraint = compiled.fork()
+                if sequence.state == "compiling":
+                    sequence.state = "waiting"
+            self._admit(group)
 
     def _check(self, request: EngineRequest) -> None:
         """What the engine itself rests on. Ranges of parameters were checked before."""
@@ -180,11 +215,16 @@ class Engine:
                 f"{len(waiting)} requests with {waiting.num_tokens} prompt tokens are waiting; try again later",
                 retry_after=self.scheduler.seconds_to_serve(),
             )
+        if request.grammar is not None and self._grammars.num_compiling >= MAX_COMPILING:
+            raise Overloaded(f"{MAX_COMPILING} requests wait for their grammars; try again later")
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one of its choices, at once; its blocks are free for the next step."""
         group = self._groups.get(request_id)
-        for sequence in group.sequences if group is not None else ():
+        if group is None:
+            return
+        self._accept(group)  # also where its grammar is not ready: what ends has been accepted
+        for sequence in group.sequences:
             if sequence.state != "finished" and choice in (None, sequence.choice):
                 self._counters.aborted += 1
                 self._finish(sequence, "abort")
@@ -210,7 +250,9 @@ class Engine:
         self.scheduler.check()
 
     def start_background(self, tell: Callable[[], None] = lambda: None) -> None:
-        """Begin the work beside the steps. `tell` is called, from another thread, when `take_identified` has news."""
+        """Begin the work beside the steps. `tell` is called, from another thread, when there is something to do again or
+        `take_identified` has news."""
+        self.on_news = tell
         self._background = self.runner.background(lambda: self.has_work, tell)
 
     def take_identified(self) -> Identified | None:
@@ -224,6 +266,7 @@ class Engine:
 
     def close(self) -> None:
         """Give all memory back."""
+        self._grammars.close()
         if self._background is not None:
             self._background.close()
         self.runner.close()
@@ -239,6 +282,11 @@ class Engine:
                 self._fail_group(group, _draw_error(errors[row]))
                 continue
             group.num_completion += 1
+            if sequence.constraint is not None:
+                sequence.constraint.accept(token)
+                if (error := sequence.constraint.error) is not None:
+                    self._fail_group(group, error)
+                    continue
             if token in group.end_ids:
                 self._finish(sequence, "stop", token)
                 continue
@@ -249,7 +297,9 @@ class Engine:
                 self._events.append(TokenEvent(group.request.id, sequence.choice, token))
             else:
                 self._events.append(_with_logprobs(sequence, token, sampled, row))
-            if offset == kept and len(sequence.tokens) == sequence.max_length:
+            if sequence.constraint is not None and sequence.constraint.is_finished:
+                self._finish(sequence, "stop")
+            elif offset == kept and len(sequence.tokens) == sequence.max_length:
                 self._finish(sequence, "length")
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None) -> None:
@@ -275,6 +325,7 @@ class Engine:
     def _end(self, group: SequenceGroup, event: Done | ErrorEvent) -> None:
         self._counters.completion_tokens += group.num_completion
         del self._groups[group.request.id]
+        self._grammars.forget(group.request.id)
         self._events.append(event)
 
     def _take_events(self) -> list[Event]:

@@ -26,6 +26,7 @@ from pelton.engine.protocol import (
     Start,
     Stop,
     ToEngine,
+    Vocabulary,
     framed,
 )
 from pelton.request import EngineRequest
@@ -201,6 +202,8 @@ class LocalLink:
         match message:
             case EngineRequest():
                 self._engine.submit(message)
+            case Vocabulary():
+                self._engine.learn(message)
             case Abort(request_id=request_id, choice=choice):
                 self._engine.abort(request_id, choice)
         self._wake.set()

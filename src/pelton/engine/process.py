@@ -30,6 +30,7 @@ from pelton.engine.protocol import (
     Start,
     Stop,
     ToEngine,
+    Vocabulary,
     framed,
 )
 from pelton.errors import PeltonError
@@ -62,6 +63,9 @@ class Peer:
         self._received = bytearray()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._bell, self._rope = socket.socketpair()
+        self._rope.setblocking(False)
+        self._poll.register(self._bell, select.POLLIN)
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def send(self, message: FromEngine) -> None:
@@ -83,6 +87,11 @@ class Peer:
             self._awaited = awaited
             self._poll.modify(self._socket, awaited)
 
+    def wake(self) -> None:
+        """Let `receive` return. From any thread."""
+        with suppress(OSError):  # full: it is ringing; closed: nobody listens
+            self._rope.send(b"!")
+
     def _beat(self) -> None:
         alive = framed(msgspec.msgpack.encode(Alive()))
         while self._is_open:
@@ -92,17 +101,21 @@ class Peer:
                     self._unsent += alive
                     self._flush()
 
-    def receive(self, timeout: int | None) -> Start | EngineRequest | Abort | Stop | None:
-        """The next message; None if none comes within so many milliseconds (None: however long it takes)."""
+    def receive(self, timeout: int | None) -> Start | Vocabulary | EngineRequest | Abort | Stop | None:
+        """The next message; None if none comes within so many milliseconds (None: however long it takes), or when
+        woken."""
         message = self._next()
-        while message is None:
-            events = self._poll.poll(timeout)
+        is_woken = False
+        while message is None and not is_woken:
+            events = dict(self._poll.poll(timeout))
             if not events:
                 return None
             if self._unsent:
                 with self._lock:
                     self._flush()
-            if events[0][1] & ~select.POLLOUT and not self._read():
+            if is_woken := self._bell.fileno() in events:
+                self._bell.recv(4096)
+            if events.get(self._socket.fileno(), 0) & ~select.POLLOUT and not self._read():
                 return Stop()
             message = self._next()
         return message
@@ -116,7 +129,7 @@ class Peer:
         self._received += data
         return bool(data)
 
-    def _next(self) -> Start | EngineRequest | Abort | Stop | None:
+    def _next(self) -> Start | Vocabulary | EngineRequest | Abort | Stop | None:
         """The first of the messages that are here in full."""
         end = LENGTH_BYTES + int.from_bytes(self._received[:LENGTH_BYTES], "little")
         if len(self._received) < max(end, LENGTH_BYTES + 1):
@@ -133,6 +146,8 @@ class Peer:
             with suppress(OSError):
                 self._socket.sendall(self._unsent)
             self._socket.close()
+        self._bell.close()
+        self._rope.close()
 
 
 def serve(engine: Engine, peer: Peer) -> None:
@@ -144,6 +159,8 @@ def serve(engine: Engine, peer: Peer) -> None:
             match message:
                 case EngineRequest():
                     engine.submit(message)
+                case Vocabulary():
+                    engine.learn(message)
                 case Abort(request_id=request_id, choice=choice):
                     engine.abort(request_id, choice)
                 case _:
@@ -189,7 +206,7 @@ def main(descriptor: int) -> int:
         peer.close()
         return 1
     peer.send(Ready(engine.info))
-    engine.start_background()
+    engine.start_background(peer.wake)
     serve(engine, peer)
     engine.close()
     return 0

@@ -24,6 +24,17 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     """Those of an earlier life of the engine: others are refused."""
 
 
+class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
+    """What grammars are made of; comes before the first request with one.
+
+    `tokens`: the bytes of each token; `control_ids`: those that are no text; `end_ids`: those that end a turn.
+    """
+
+    tokens: list[bytes]
+    control_ids: list[int]
+    end_ids: list[int]
+
+
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     """End a request, or one of its choices, with finish reason "abort". Unknown ids are ignored."""
 
@@ -43,7 +54,7 @@ def framed(body: bytes) -> bytes:
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
 
-ToEngine = Start | EngineRequest | Abort | Stop
+ToEngine = Start | Vocabulary | EngineRequest | Abort | Stop
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from pelton.backends.base import SampleArrays, greedy_rows
 from pelton.engine.batch import Row
+from pelton.engine.constraints import Masks
 from pelton.engine.penalties import History, additions, has_changing_additions, has_counted_penalty
 from pelton.ops.data import I32
 
@@ -28,9 +30,9 @@ class Sampling:
         self._static: SampleArrays = _columns([])
         self._has_penalties = self._has_draws = self._has_additions = self._has_mirostat = False
 
-    def arrays(self, rows: list[Row]) -> SampleArrays:
+    def arrays(self, rows: list[Row], masks: Future[Masks] | None = None) -> SampleArrays:
         """The parameters of each logit row. All that depends on a sequence's output is as if what the row's draft has
-        before it were output."""
+        before it were output. `masks`: one row for each of `rows` that has a constraint, in their order."""
         if rows != self._rows:
             self._prepare(rows)
         changed: dict[str, Any] = {}
@@ -42,6 +44,8 @@ class Sampling:
             changed |= _additions(rows)
         if self._has_mirostat:
             changed["mirostat_mu"] = np.array([row.sequence.mu for row in rows], np.float32)
+        if masks is not None:
+            changed |= _masks(self._static, rows, masks.result())
         return replace(self._static, **changed) if changed else self._static
 
     def _prepare(self, rows: list[Row]) -> None:
@@ -55,9 +59,9 @@ class Sampling:
         if not self._has_additions and any(p.logit_bias for p in params):
             self._static = replace(self._static, **_additions(rows))
         if any(p.allowed_token_ids is not None for p in params):
-            self._static = replace(self._static, **self._masks(rows))
+            self._static = replace(self._static, **self._allowed(rows))
 
-    def _masks(self, rows: list[Row]) -> dict[str, Any]:
+    def _allowed(self, rows: list[Row]) -> dict[str, Any]:
         """The masks of rows with `allowed_token_ids`."""
         masks: list[npt.NDArray[np.uint32]] = []
         numbers: list[int] = []
@@ -105,6 +109,22 @@ def _columns(rows: list[Row]) -> SampleArrays:
         frequency=column([p.frequency_penalty for p in params], np.float32),
         num_logprobs=column([-1 if p.logprobs is None else p.logprobs for p in params], np.int32),
     )
+
+
+def _masks(static: SampleArrays, rows: list[Row], masks: Masks) -> dict[str, Any]:
+    """The masks of grammars, and of rows with `allowed_token_ids`; a row that has both may have what both allow."""
+    numbers = np.full(len(rows), -1, np.int32)
+    constrained = np.flatnonzero([row.sequence.constraint is not None for row in rows])
+    numbers[constrained] = np.arange(len(constrained))
+    if static.masks is not None and static.mask_rows is not None:
+        for row in np.flatnonzero(static.mask_rows >= 0).tolist():
+            allowed = static.masks[static.mask_rows[row]]
+            if numbers[row] >= 0:
+                masks[numbers[row]] &= allowed
+            else:
+                numbers[row] = len(masks)
+                masks = np.vstack([masks, allowed])
+    return {"masks": masks, "mask_rows": numbers}
 
 
 def _offsets(lists: Rows[npt.NDArray[Any]]) -> I32:

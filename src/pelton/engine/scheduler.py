@@ -282,6 +282,9 @@ class Scheduler:
                 heir.saved, sequence.saved = sequence.saved, None
                 self._wait_again(heir)
             self.memory.forget_saved(sequence)
+        elif sequence.state == "compiling":
+            if sequence.children:
+                self._promote(sequence).state = "compiling"
         elif sequence.state == "forking":
             sequence.group.parent_of(sequence).children.remove(sequence)
         if sequence.num_output:

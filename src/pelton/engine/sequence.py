@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from pelton.request import EngineRequest
 
 if TYPE_CHECKING:
+    from pelton.engine.constraints import Constraint
     from pelton.engine.moves import Saved
     from pelton.engine.penalties import History
     from pelton.engine.prefix_cache import Node
@@ -21,15 +22,16 @@ if TYPE_CHECKING:
 URGENT = -(1 << 63)
 """The rank of a sequence whose turn came because it had waited too long: before any priority."""
 
-State = Literal["waiting", "running", "forking", "finished"]
+State = Literal["compiling", "waiting", "running", "forking", "finished"]
 
 
 class Sequence:
-    """One choice of a request. `forking`: it shares its parent's prefill and starts when that is done."""
+    """One choice of a request. `compiling`: its grammar is not ready, and the scheduler does not know it yet.
+    `forking`: it shares its parent's prefill and starts when that is done."""
 
     __slots__ = (  # what a step touches of a sequence lies together
-        "children", "choice", "draft", "group", "history", "max_length", "mu", "node", "num_cached", "num_computed",
-        "num_prompt", "rank", "saved", "state", "tables", "tokens",
+        "children", "choice", "constraint", "draft", "group", "history", "max_length", "mu", "node", "num_cached",
+        "num_computed", "num_prompt", "rank", "saved", "state", "tables", "tokens",
     )  # fmt: skip
 
     def __init__(self, group: SequenceGroup, choice: int) -> None:
@@ -57,6 +59,8 @@ class Sequence:
         """Mirostat's bound on the surprise of the next token, in bits."""
         self.saved: Saved | None = None
         """What it had in KV memory when it was preempted, where that was copied to host memory."""
+        self.constraint: Constraint | None = None
+        """Where it stands in its grammar, where it has one."""
         self.children: list[Sequence] = []
         """The choices that fork from it when its prefill is done."""
 
@@ -95,13 +99,16 @@ class SequenceGroup:
     """A request and its choices."""
 
     __slots__ = (
-        "arrival", "dry_breakers", "end_ids", "num_cached", "num_completion", "num_logprobs", "request", "sequences",
+        "arrival", "dry_breakers", "end_ids", "is_accepted", "num_cached", "num_completion", "num_logprobs", "request",
+        "sequences",
         "tenant",
     )  # fmt: skip
 
     def __init__(self, request: EngineRequest, arrival: int) -> None:
         self.request = request
         self.arrival = arrival
+        self.is_accepted = False
+        """Has its client been told that it is?"""
         self.tenant = request.tenant
         self.num_cached: int | None = None
         """Prompt tokens that came from the prefix cache; None until the first step."""

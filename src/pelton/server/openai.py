@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from pelton.errors import InvalidRequest
 from pelton.pool import ModelCard, Pool
-from pelton.request import Message, Request, SamplingParams
+from pelton.request import Grammar, Message, Request, SamplingParams
 from pelton.server import openai_types as wire
 from pelton.server.answer import answer
 from pelton.server.openai_reply import ChatReply, CompletionReply
@@ -39,6 +39,7 @@ def routes(pool: Pool) -> list[Route]:
             priority=body.priority or 0,
             timeout=body.timeout,
             queue_timeout=body.queue_timeout,
+            grammar=_grammar(body.response_format),
             user=body.user,
         )
         reply = ChatReply(request.id, body, extras, wants_logprobs=bool(body.logprobs))
@@ -53,6 +54,7 @@ def routes(pool: Pool) -> list[Route]:
             priority=body.priority or 0,
             timeout=body.timeout,
             queue_timeout=body.queue_timeout,
+            grammar=_grammar(body.response_format),
             user=body.user,
         )
         reply = CompletionReply(base.id, body, extras, wants_logprobs=body.logprobs is not None)
@@ -88,6 +90,20 @@ def _message(index: int, message: wire.WireMessage) -> Message:
         tool_call_id=message.tool_call_id,
         reasoning_content=message.reasoning_content,
     )
+
+
+def _grammar(given: wire.ResponseFormat | None) -> Grammar | None:
+    """What `response_format` asks for. Its schema may stand where OpenAI or where older servers have it."""
+    if given is None or given.type == "text":
+        return None
+    name, schema = "response_format.schema", given.schema
+    if given.json_schema is not None:
+        name, schema = "response_format.json_schema.schema", given.json_schema.schema
+    if given.type == "json_object" and schema is None:
+        schema = {"type": "object"}
+    if schema is None:
+        raise InvalidRequest(f"{name} is missing", param="response_format")
+    return Grammar(kind="json_schema", text=msgspec.json.encode(schema).decode(), param=name)
 
 
 def _chat_sampling(body: wire.ChatRequest) -> SamplingParams:

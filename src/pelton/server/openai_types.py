@@ -22,6 +22,23 @@ class StreamOptions(msgspec.Struct, frozen=True):
     """vLLM's; not offered."""
 
 
+class JSONSchema(msgspec.Struct, frozen=True, kw_only=True):
+    """`response_format.json_schema`. `strict` is always on: a schema that cannot be enforced is refused."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """`response_format`. `schema` beside the type is how llama.cpp and others spell it."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JSONSchema | None = None
+    schema: dict[str, Any] | bool | None = None
+
+
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     """What chat completions and completions share."""
 
@@ -38,6 +55,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     user: str | None = None
+    response_format: ResponseFormat | None = None
     # vLLM's
     top_k: int | None = None
     min_p: float | None = None
@@ -110,7 +128,6 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "tool_choice": (*_NOTHING, "none", "auto"),
     "functions": _NOTHING,
     "function_call": (*_NOTHING, "none", "auto"),
-    "response_format": (*_NOTHING, {"type": "text"}),
     "modalities": (*_NOTHING, ["text"]),
     "audio": _NOTHING,
     "prediction": _NOTHING,

@@ -1,0 +1,236 @@
+"""Grammars: which tokens may come next, as bit rows that the backend applies. The only home of `llguidance`.
+
+A grammar is compiled once, in a thread; each choice then has a matcher of its own, which advances with the tokens that
+are drawn. Masks are made in another thread while the step's forward pass runs.
+
+Strictness: a schema keyword that cannot be enforced refuses the request. Nothing is approximated.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pelton.engine.protocol import Vocabulary
+from pelton.errors import InternalError, InvalidRequest, PeltonError
+from pelton.request import Grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+    from pelton.engine.batch import Row
+
+log = logging.getLogger(__name__)
+
+Masks = npt.NDArray[np.uint32]
+"""[rows, ceil(vocab / 32)], bit i of word w: token 32 w + i is allowed."""
+
+WHITE_SPACE = r" |\n {0,40}"
+"""What may stand once between two tokens of JSON: enough for every usual layout, and no room to run away."""
+MAX_COMPILING = 64
+"""Requests whose grammars may wait to be compiled; one more is refused."""
+MAX_CACHED = 64
+"""Compiled grammars that are kept for requests to come."""
+
+_JSON_OPTIONS = {"whitespace_pattern": WHITE_SPACE, "lenient": False, "coerce_one_of": False}
+
+
+class Constraint:
+    """Where one choice stands in its grammar."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def fork(self) -> Constraint:
+        """A second one that stands where this one does."""
+        return Constraint(self._matcher.deep_copy())
+
+    @property
+    def is_finished(self) -> bool:
+        """Is the text complete, with nothing that may follow?"""
+        return self._matcher.is_stopped()
+
+    @property
+    def error(self) -> PeltonError | None:
+        """Why it cannot go on, if so: a step of the grammar was over the library's limits. Masks then allow the end
+        alone, which does not mean that the text is complete."""
+        if not self._matcher.is_error():
+            return None
+        return InvalidRequest(f"the grammar is too complex: {_first_line(self._matcher.get_error())}")
+
+    def accept(self, token: int) -> None:
+        """Go on by a token that was drawn under the mask. `error` tells whether it did."""
+        self._matcher.consume_token(token)
+
+    def check(self, drafts: Rows[int]) -> int:
+        """How many of the drafted tokens, from the first on, the grammar allows here."""
+        return self._matcher.validate_tokens(list(drafts)) if drafts else 0
+
+    def fill(self, masks: Masks, drafts: Rows[int]) -> None:
+        """Write `1 + len(drafts)` rows: what may come next, and what after each of the drafts, which are allowed."""
+        for row, draft in enumerate(drafts):
+            self._matcher.unsafe_compute_mask_ptr(masks[row].ctypes.data, masks[row].nbytes)
+            self._matcher.consume_token(draft)
+        self._matcher.unsafe_compute_mask_ptr(masks[-1].ctypes.data, masks[-1].nbytes)
+        self._matcher.rollback(len(drafts))
+
+
+class Grammars:
+    """Compiles the grammars of requests, for one vocabulary of `vocab_size` logits. `on_ready` is called from another
+    thread when one is ready."""
+
+    def __init__(self, vocab_size: int, on_ready: Callable[[], None] = lambda: None) -> None:
+        self._vocab_size = vocab_size
+        self._on_ready = on_ready
+        self._vocabulary: Vocabulary | None = None
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[Grammar, Constraint] = OrderedDict()
+        self._compiling: dict[str, Future[Constraint]] = {}
+        """By request id, in the order of arrival."""
+        self._compiler = ThreadPoolExecutor(1, "compile grammars")
+        self._masker = ThreadPoolExecutor(1, "mask")
+
+    def learn(self, vocabulary: Vocabulary) -> None:
+        """Take the bytes of all tokens, which must come before the first grammar does."""
+        self._vocabulary = vocabulary
+        self._tokenizer = None
+        self._compiled.clear()
+
+    def compile(self, request_id: str, grammar: Grammar) -> None:
+        """Start to compile; `take` gives the result."""
+        compiling = self._compiling[request_id] = self._compiler.submit(self._compile, grammar)
+        compiling.add_done_callback(lambda _: self._on_ready())
+
+    @property
+    def num_compiling(self) -> int:
+        """Requests that wait for their grammars."""
+        return len(self._compiling)
+
+    @property
+    def is_ready(self) -> bool:
+        """Is there anything to `take`?"""
+        return any(compiling.done() for compiling in self._compiling.values())
+
+    def take(self) -> list[tuple[str, Constraint | PeltonError]]:
+        """The requests whose grammars are ready, each with a constraint at its beginning or with why there is none."""
+        ready = [request_id for request_id, compiling in self._compiling.items() if compiling.done()]
+        return [(request_id, _result(self._compiling.pop(request_id))) for request_id in ready]
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+        self._compiling.pop(request_id, None)
+
+    def start_masks(self, rows: Rows[Row]) -> Future[Masks] | None:
+        """What may come next by the constraint of each row that has one, in their order. None: no row has."""
+        constrained: list[tuple[Constraint, list[int]]] = []
+        for sequence, offset in rows:
+            if sequence.constraint is None:
+                continue
+            if offset == 0:
+                constrained.append((sequence.constraint, []))
+            else:  # behind the rows of the drafted tokens before it
+                constrained[-1][1].append(sequence.draft[offset - 1])
+        return self._masker.submit(self._fill, constrained) if constrained else None
+
+    def close(self) -> None:
+        """End the threads; what is being compiled is still compiled."""
+        self._compiler.shutdown(wait=False, cancel_futures=True)
+        self._masker.shutdown(wait=False)
+
+    def _compile(self, grammar: Grammar) -> Constraint:
+        """In the compiler's thread."""
+        from llguidance import LLMatcher
+
+        if (known := self._compiled.get(grammar)) is None:
+            if self._tokenizer is None:
+                self._tokenizer = _tokenizer(self._vocabulary, self._vocab_size)
+            try:
+                matcher = LLMatcher(self._tokenizer, _definition(grammar), log_level=0)
+            except ValueError as error:
+                raise _refusal(grammar, str(error)) from None
+            if matcher.is_error():
+                raise _refusal(grammar, matcher.get_error())
+            known = self._compiled[grammar] = Constraint(matcher)
+            if len(self._compiled) > MAX_CACHED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(grammar)
+        return known.fork()
+
+    def _fill(self, rows: Rows[tuple[Constraint, Rows[int]]]) -> Masks:
+        """In the masks' thread."""
+        masks = np.zeros((sum(1 + len(drafts) for _, drafts in rows), -(-self._vocab_size // 32)), np.uint32)
+        start = 0
+        for constraint, drafts in rows:
+            end = start + 1 + len(drafts)
+            constraint.fill(masks[start:end], drafts)
+            start = end
+        return masks
+
+
+def _result(compiled: Future[Constraint]) -> Constraint | PeltonError:
+    try:
+        return compiled.result()
+    except PeltonError as error:
+        return error
+    except Exception as error:
+        log.error("a grammar could not be compiled", exc_info=error)
+        return InternalError(f"the grammar could not be compiled: {error}")
+
+
+def _definition(grammar: Grammar) -> str:
+    """In the library's own form."""
+    from llguidance import LLMatcher
+
+    match grammar.kind:
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
+        case "regex":
+            return LLMatcher.grammar_from_regex(grammar.text)
+        case "lark":
+            return LLMatcher.grammar_from_lark(grammar.text)
+
+
+class _Bytes:
+    """A vocabulary in the form that the library asks for."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, vocabulary: Vocabulary, size: int) -> None:
+        self.tokens = [*vocabulary.tokens[:size], *[b""] * (size - len(vocabulary.tokens))]
+        self.special_token_ids = vocabulary.control_ids
+        self.eos_token_id = vocabulary.end_ids[0]
+        self.bos_token_id = None
+        self.tokenizer: LLTokenizer | None = None
+
+    def __call__(self, text: str) -> list[int]:
+        """Some tokens that make up `text`. Asked only for what all texts of a grammar begin with; no mask depends on
+        which tokens these are."""
+        return [] if self.tokenizer is None else self.tokenizer.greedy_tokenize(text)
+
+
+def _tokenizer(vocabulary: Vocabulary | None, vocab_size: int) -> LLTokenizer:
+    from llguidance import LLTokenizer
+
+    if vocabulary is None:
+        raise InternalError("a grammar came before the vocabulary")
+    if not vocabulary.end_ids:
+        raise InvalidRequest("this model has no token that ends a text, so its output cannot be constrained")
+    wrapper: Any = _Bytes(vocabulary, vocab_size)
+    wrapper.tokenizer = LLTokenizer(wrapper, eos_token=list(vocabulary.end_ids))
+    tokenizer: LLTokenizer = wrapper.tokenizer
+    return tokenizer
+
+
+def _refusal(grammar: Grammar, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"{grammar.param} cannot be enforced: {_first_line(reason)}", param=grammar.param)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:300]

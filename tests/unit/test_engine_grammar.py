@@ -1,0 +1,175 @@
+"""Requests with grammars in the engine, over a toy model whose every token is one character."""
+
+import json
+
+import msgspec
+import pytest
+
+from pelton.engine import engine as engine_module
+from pelton.engine.engine import Engine
+from pelton.engine.protocol import Vocabulary
+from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Finish, Grammar
+
+from .toy_executor import VOCAB, ToyExecutor, Transcript, make_engine, prompt, request, run
+
+CHARACTERS = '0123456789{}[]":, \nabcdefghijklmnopqrstuvwxyz.-eE'
+END = VOCAB - 1
+TOKENS = [character.encode() for character in CHARACTERS[:END]] + [b"<end>"]
+LIST = {"type": "array", "items": {"type": "string", "maxLength": 4}, "minItems": 2, "maxItems": 3}
+
+
+def engine_with_vocabulary(**settings: object) -> tuple[Engine, ToyExecutor]:
+    engine, executor = make_engine(**settings)  # type: ignore[arg-type]
+    engine.learn(Vocabulary(TOKENS, control_ids=[END], end_ids=[END]))
+    return engine, executor
+
+
+def constrained(id: str, schema: object, length: int = 20, **params: object) -> EngineRequest:
+    plain = request(id, prompt(length, hash(id) % 7), **{"max_tokens": 60, "end_ids": (END,), **params})  # type: ignore[arg-type]
+    grammar = Grammar(kind="json_schema", text=json.dumps(schema), param="response_format")
+    return msgspec.structs.replace(plain, grammar=grammar)
+
+
+def text(transcript: Transcript, id: str, choice: int = 0) -> str:
+    return "".join(CHARACTERS[token] for token in transcript.tokens(id, choice))
+
+
+def reason(transcript: Transcript, id: str, choice: int = 0) -> str:
+    return next(e.reason for e in transcript.events[id] if isinstance(e, Finish) and e.choice == choice)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_answer_is_of_the_schema_and_ends_when_nothing_may_follow(seed):
+    engine, _ = engine_with_vocabulary()
+    ran = run(engine, [constrained("a", LIST, temperature=1.0, seed=seed)])
+    value = json.loads(text(ran, "a"))
+    assert 2 <= len(value) <= 3
+    assert all(isinstance(each, str) and len(each) <= 4 for each in value)
+    assert reason(ran, "a") == "stop"
+
+
+def test_choices_have_grammars_of_their_own():
+    engine, _ = engine_with_vocabulary()
+    ran = run(engine, [constrained("a", LIST, temperature=1.0, n=4)])
+    answers = {text(ran, "a", choice) for choice in range(4)}
+    assert len(answers) > 1
+    assert all(2 <= len(json.loads(answer)) <= 3 for answer in answers)
+
+
+def test_company_with_and_without_grammars_changes_nothing():
+    alone = [run(engine_with_vocabulary()[0], [each]) for each in company()]
+    engine, _ = engine_with_vocabulary()
+    together = run(engine, company())
+    for each, lone in zip(company(), alone, strict=True):
+        assert together.answers(each.id) == lone.answers(each.id)
+
+
+def company() -> list[EngineRequest]:
+    return [
+        request("plain", prompt(30), temperature=1.0, max_tokens=40),
+        constrained("list", LIST, temperature=1.0),
+        request("greedy", prompt(70), max_tokens=30),
+        constrained("object", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, n=2),
+    ]
+
+
+def test_a_preempted_answer_goes_on_where_it_was():
+    long = {"type": "string", "minLength": 80, "maxLength": 90}
+    requests = [constrained(str(i), long, 60, temperature=1.0, max_tokens=120) for i in range(4)]
+    free = run(engine_with_vocabulary()[0], requests)
+    engine, _ = engine_with_vocabulary(num_blocks=11)
+    tight = run(engine, requests)
+    assert engine.counters.preempted
+    for i in range(4):
+        assert tight.answers(str(i)) == free.answers(str(i))
+
+
+def test_an_answer_that_is_cut_says_length_and_a_complete_one_stop():
+    full = run(engine_with_vocabulary()[0], [constrained("a", LIST)])
+    num_tokens = len(full.tokens("a"))
+    exact = run(engine_with_vocabulary()[0], [constrained("a", LIST, max_tokens=num_tokens)])
+    assert reason(exact, "a") == "stop"
+    cut = run(engine_with_vocabulary()[0], [constrained("a", LIST, max_tokens=num_tokens - 1)])
+    assert reason(cut, "a") == "length"
+    assert text(cut, "a") == text(full, "a")[:-1]
+
+
+def test_the_end_of_a_turn_ends_what_could_go_on():
+    engine, _ = engine_with_vocabulary()
+    bias = {END: 100.0, **{token: -100.0 for token in range(END) if CHARACTERS[token] not in "123"}}
+    for ignore_eos in (False, True):
+        ran = run(engine, [constrained(f"{ignore_eos}", {"type": "integer"}, ignore_eos=ignore_eos, logit_bias=bias)])
+        assert reason(ran, f"{ignore_eos}") == "stop"
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused_before_anything_is_accepted():
+    engine, _ = engine_with_vocabulary()
+    ran = run(engine, [constrained("a", {"type": "array", "uniqueItems": True}), constrained("b", LIST)])
+    (refusal,) = ran.events["a"]
+    assert isinstance(refusal, ErrorEvent)
+    assert refusal.kind == "InvalidRequest"
+    assert refusal.param == "response_format"
+    assert "uniqueItems" in refusal.message
+    assert isinstance(ran.events["b"][0], Accepted)
+    assert isinstance(ran.last("b"), Done)
+
+
+def test_a_grammar_before_the_vocabulary_fails_alone():
+    engine, _ = make_engine()
+    ran = run(engine, [constrained("a", LIST), request("b", prompt(5))])
+    (refusal,) = ran.events["a"]
+    assert isinstance(refusal, ErrorEvent)
+    assert isinstance(ran.last("b"), Done)
+
+
+@pytest.mark.parametrize("choice", [None, 0, 1])
+def test_abort_while_the_grammar_is_compiled(choice):
+    engine, _ = engine_with_vocabulary()
+    engine.submit(constrained("a", LIST, n=3))
+    engine.abort("a", choice)
+    ran = run(engine)
+    assert [event for event in ran.events["a"] if isinstance(event, Accepted)] == [ran.events["a"][0]]
+    assert [e.choice for e in ran.events["a"] if isinstance(e, Finish) and e.reason == "abort"] == (
+        [0, 1, 2] if choice is None else [choice]
+    )
+    assert isinstance(ran.last("a"), Done)
+
+
+def test_grammars_that_wait_to_be_compiled_are_bounded(monkeypatch):
+    monkeypatch.setattr(engine_module, "MAX_COMPILING", 0)
+    engine, _ = engine_with_vocabulary()
+    ran = run(engine, [constrained("a", LIST), request("b", prompt(5))])
+    (refusal,) = ran.events["a"]
+    assert isinstance(refusal, ErrorEvent)
+    assert refusal.kind == "Overloaded"
+    assert isinstance(ran.last("b"), Done)
+
+
+def test_work_is_announced_when_a_grammar_is_ready():
+    import threading
+
+    engine, _ = engine_with_vocabulary()
+    called = threading.Event()
+    engine.on_news = called.set
+    engine.submit(constrained("a", LIST))
+    assert called.wait(30)
+    assert engine.has_work
+    run(engine)
+
+
+def test_allowed_tokens_and_a_grammar_hold_together():
+    engine, _ = engine_with_vocabulary()
+    allowed = tuple(CHARACTERS.index(character) for character in '[]",ab')
+    params = {"temperature": 1.0, "allowed_token_ids": allowed}
+    ran = run(
+        engine,
+        [
+            constrained("both", LIST, **params),
+            constrained("grammar", LIST, temperature=1.0),
+            request("allowed", prompt(9), **params),
+        ],
+    )
+    assert set(text(ran, "both")) <= set('[]",ab')
+    assert 2 <= len(json.loads(text(ran, "both"))) <= 3
+    assert 2 <= len(json.loads(text(ran, "grammar"))) <= 3
+    assert set(ran.tokens("allowed")) <= set(allowed)
