@@ -250,7 +250,7 @@ class Engine:
         self.scheduler.check()
 
     def start_background(self, tell: Callable[[], None] = lambda: None) -> None:
-        """Begin the work beside the steps. `tell` is called, from another thread, when there is something to do again or
+        """Begin the work beside the steps. `tell` is called, from another thread, when there is something to do or
         `take_identified` has news."""
         self.on_news = tell
         self._background = self.runner.background(lambda: self.has_work, tell)
