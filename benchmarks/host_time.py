@@ -15,13 +15,12 @@ import socket
 import statistics
 import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
 from pelton.config import EngineConfig
 from pelton.engine.engine import Engine, load
 from pelton.engine.process import Peer, serve
-from pelton.engine.protocol import Stop
+from pelton.engine.protocol import Start, Stop
 from pelton.request import EngineRequest, SamplingParams
 
 
@@ -75,14 +74,15 @@ def submit(engine: Engine, args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--profile", action="store_true", help="also name the functions that take the time")
     args = parser.parse_args()
-    engine = load(args.model, EngineConfig(context=args.prompt + args.tokens + 1, max_sequences=args.streams))
+    config = EngineConfig(context=args.prompt + args.tokens + 1, max_sequences=args.streams)
+    engine = load(Start(args.model, config))
     executor: Any = engine.runner._executor
     core = executor._core = Metered(executor._core)
     submit(engine, args)

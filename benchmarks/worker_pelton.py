@@ -6,18 +6,18 @@ Reads one JSON job per line and answers {"seconds": s, "tokens": n}.
 import json
 import sys
 import time
-from pathlib import Path
 
 import pelton
 from pelton.config import EngineConfig
 from pelton.engine.engine import Engine, load
+from pelton.engine.protocol import Start
 from pelton.request import EngineRequest, ErrorEvent, SamplingParams, TokenEvent
 
 
 class Worker:
     def __init__(self, path: str, threads: int) -> None:
         config = EngineConfig(threads=threads, context=4096, prefix_cache=False)
-        self.engine: Engine = load(Path(path), config)
+        self.engine: Engine = load(Start(path, config))
         self.num_jobs = 0
 
     def run(self, job: dict) -> dict:

@@ -60,7 +60,7 @@ void bind_machine(nb::module_& m) {
         },
         nb::arg("data"));
     nb::class_<Machine>(m, "Machine")
-        .def(nb::init<const std::string&, int, bool>(), nb::arg("isa"), nb::arg("num_threads"), nb::arg("pin"))
+        .def(nb::init<const std::string&, int>(), nb::arg("isa"), nb::arg("num_threads"))
         .def_prop_ro("isa", [](const Machine& machine) { return machine.kernels.isa; })
         .def_prop_ro("num_threads", [](const Machine& machine) { return machine.pool.size(); })
         .def(
@@ -81,6 +81,20 @@ void bind_machine(nb::module_& m) {
             },
             nb::arg("family"), nb::arg("M"), nb::arg("K"))
         .def("scratch_bytes", &Machine::scratch_bytes, nb::arg("max_tokens"))
+        .def(
+            "hand_out",
+            [](Machine& machine, nb::ndarray<int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu> counts, int repeat) {
+                int32_t* first = counts.data();
+                const size_t stride = counts.shape(1);
+                const int num_chunks = static_cast<int>(counts.shape(0));
+                nb::gil_scoped_release unlocked;
+                for (int i = 0; i < repeat; i++)
+                    machine.pool.run(num_chunks, [&](int chunk, int) { first[static_cast<size_t>(chunk) * stride]++; });
+            },
+            nb::arg("counts"), nb::arg("repeat"))
+        .def(
+            "meet", [](Machine& machine, int times) { machine.pool.meet(times); }, nb::arg("times"),
+            nb::call_guard<nb::gil_scoped_release>())
         .def(
             "pack",
             [](Machine& machine, int type, Array<uint8_t, 1> file, int num_rows, int K,
@@ -216,8 +230,12 @@ void bind_program(nb::module_& m) {
         .def("logits", logits, nb::arg("out"))
         .def("sample", sample_step, nb::arg("params"), nb::arg("out"))
         .def("timings", [](const Program& self) {
-            std::vector<std::tuple<int64_t, int64_t>> out;
-            for (const auto& timing : self.timings()) out.emplace_back(timing.nanoseconds, timing.runs);
+            std::vector<std::tuple<std::vector<std::tuple<int64_t, int64_t>>, int64_t>> out;
+            for (const Program::Timings* timings : {&self.decodes(), &self.others()}) {
+                std::vector<std::tuple<int64_t, int64_t>> phases;
+                for (const auto& phase : timings->phases) phases.emplace_back(phase.nanoseconds, phase.runs);
+                out.emplace_back(std::move(phases), timings->outside);
+            }
             return out;
         });
 }

@@ -11,8 +11,7 @@ static const KernelTable& kernels_of(const std::string& isa) {
     return *table;
 }
 
-Machine::Machine(const std::string& isa, int num_threads, bool pin_threads)
-    : kernels(kernels_of(isa)), pool(num_threads, pin_threads) {}
+Machine::Machine(const std::string& isa, int num_threads) : kernels(kernels_of(isa)), pool(num_threads) {}
 
 void Machine::pack(const LinearKernel& kernel, const uint8_t* file, size_t row_bytes, int num_rows, int K,
                    const int32_t* row_order, uint8_t* tiles) {

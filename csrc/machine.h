@@ -18,7 +18,7 @@ constexpr size_t epilogue_bytes(int max_tokens) {
 class Machine {
   public:
     // Throws std::invalid_argument for an instruction set that this build or this CPU lacks ("": the best).
-    Machine(const std::string& isa, int num_threads, bool pin_threads);
+    Machine(const std::string& isa, int num_threads);
 
     const KernelTable& kernels;
     ThreadPool pool;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <stdexcept>
 
 #include "ops/sample.h"
@@ -15,8 +16,7 @@ Program::Program(Machine& machine, std::vector<KVCache*> caches, Sizes sizes, bo
       workspace_(sizes.workspace),
       scratch_(machine.scratch_bytes(sizes.max_tokens)),
       epilogue_bytes_(epilogue_bytes(sizes.max_tokens)),
-      profile_(profile),
-      timings_(1) {}
+      profile_(profile) {}
 
 int Program::add_rows(size_t offset, int width, int stride) {
     Operand operand;
@@ -63,15 +63,9 @@ Product Program::product(ProductIds ids) const {
     return {weight.matrix, x.prepared, operand(ids.bias).vector};
 }
 
-void Program::begin_rows(bool per_logit_row) {
-    phases_.push_back(RowPhase{per_logit_row, {}});
-    timings_.emplace_back();
-}
+void Program::begin_rows(bool per_logit_row) { phases_.push_back(RowPhase{per_logit_row, {}}); }
 
-void Program::begin_linears(bool per_logit_row) {
-    phases_.push_back(LinearPhase{per_logit_row, {}});
-    timings_.emplace_back();
-}
+void Program::begin_linears(bool per_logit_row) { phases_.push_back(LinearPhase{per_logit_row, {}}); }
 
 void Program::add_row_step(const std::string& name, const std::vector<int>& outs, const std::vector<int>& ins,
                            const std::vector<int>& ints, const std::vector<double>& floats) {
@@ -111,7 +105,6 @@ void Program::add_attend(int q, int k, int v, int out, AttendArgs args) {
     args.v = operand(v).rows;
     args.out = operand(out).rows;
     phases_.push_back(args);
-    timings_.emplace_back();
 }
 
 void Program::set_head(int x, ProductIds ids, int logits, int tile_rows, int num_valid, float cap) {
@@ -145,16 +138,39 @@ void Program::timed(size_t index, const Body& body) {
     const auto start = std::chrono::steady_clock::now();
     body();
     const auto time = std::chrono::steady_clock::now() - start;
-    timings_[index].nanoseconds += std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
-    timings_[index].runs++;
+    Timings::Phase& phase = timings_[kind_].phases[index];
+    phase.nanoseconds += std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
+    phase.runs++;
+}
+
+static int64_t thread_time() {
+    timespec now{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+void Program::enter() {
+    if (!profile_) return;
+    Timings& timings = timings_[kind_];
+    timings.phases.resize(phases_.size() + 2);
+    if (left_by_ == std::this_thread::get_id()) timings.outside += thread_time() - left_at_;
+}
+
+void Program::leave() {
+    if (!profile_) return;
+    left_by_ = std::this_thread::get_id();
+    left_at_ = thread_time();
 }
 
 void Program::run(const BatchView& batch) {
     batch_ = batch;
+    kind_ = batch.num_tokens == batch.num_sequences ? 0 : 1;
+    enter();
     const StepContext step = context();
     machine_.pool.wake();
     for (size_t i = 0; i < phases_.size(); i++)
         timed(i, [&] { std::visit([&](const auto& phase) { run_phase(step, phase); }, phases_[i]); });
+    leave();
 }
 
 void Program::run_phase(const StepContext& context, const RowPhase& phase) {
@@ -177,6 +193,7 @@ void Program::run_phase(const StepContext& context, const AttendArgs& args) {
 
 void Program::run_head(const UseLogits& use) {
     if (head_.empty()) throw std::logic_error("this plan has no head");
+    enter();
     const StepContext step = context();
     const Product& product = head_[0].product;
     const ActivationKernel& kernel =
@@ -189,8 +206,9 @@ void Program::run_head(const UseLogits& use) {
                            head_x_.width, const_cast<uint8_t*>(product.x));
             run_linears(step, head_, count);
         });
-        use(step, first, count, head_[0].out);
+        timed(phases_.size() + 1, [&] { use(step, first, count, head_[0].out); });
     }
+    leave();
 }
 
 }  // namespace pelton

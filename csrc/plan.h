@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <thread>
 #include <variant>
 #include <vector>
 
@@ -58,12 +59,18 @@ class Program {
     int num_logit_rows() const { return batch_.num_logit_rows; }
     int num_valid() const { return num_valid_; }
 
-    struct Timing {
-        int64_t nanoseconds = 0;
-        int64_t runs = 0;
+    // What profiling has measured of one kind of step.
+    struct Timings {
+        struct Phase {
+            int64_t nanoseconds = 0;
+            int64_t runs = 0;
+        };
+        std::vector<Phase> phases;  // behind the program's own: the head, and sampling
+        int64_t outside = 0;        // CPU nanoseconds of the calling thread between its calls
     };
-    // Per phase, the head last; zeros unless profiling is on.
-    const std::vector<Timing>& timings() const { return timings_; }
+    // Steps in which each sequence has one token, and all others. Empty unless profiling is on.
+    const Timings& decodes() const { return timings_[0]; }
+    const Timings& others() const { return timings_[1]; }
 
   private:
     struct RowPhase {
@@ -85,15 +92,20 @@ class Program {
     void run_phase(const StepContext& context, const AttendArgs& args);
     template <class Body>
     void timed(size_t index, const Body& body);
+    void enter();
+    void leave();
 
     Machine& machine_;
     std::vector<KVCache*> caches_;
     Memory arena_, workspace_, scratch_;
     size_t epilogue_bytes_;
     bool profile_;
+    Timings timings_[2];
+    int kind_ = 0;             // of the current step
+    std::thread::id left_by_;  // who made the last call
+    int64_t left_at_ = 0;      // and that thread's CPU time as it returned
     std::vector<Operand> operands_;
     std::vector<Phase> phases_;
-    std::vector<Timing> timings_;
     BatchView batch_;
 
     std::vector<Linear> head_;  // one, or none

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 
 namespace pelton {
@@ -35,31 +36,30 @@ bool spin_until(const Ready& ready) {
     return ready();
 }
 
-void pin_to(int index) {
-#if defined(__linux__)
-    cpu_set_t allowed, one;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-    int left = index % CPU_COUNT(&allowed);
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (!CPU_ISSET(cpu, &allowed) || left-- > 0) continue;
-        CPU_ZERO(&one);
-        CPU_SET(cpu, &one);
-        sched_setaffinity(0, sizeof one, &one);
-        return;
-    }
-#endif
-}
-
-constexpr uint32_t generation_of(uint64_t ticket) { return static_cast<uint32_t>(ticket >> 32); }
+int first_of(uint64_t left) { return static_cast<int>(left >> 32); }
+int end_of(uint64_t left) { return static_cast<int>(static_cast<uint32_t>(left)); }
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads, bool pin) {
+int ThreadPool::Share::take_first() {
+    uint64_t now = left.load(std::memory_order_acquire);
+    while (first_of(now) < end_of(now)) {
+        if (left.compare_exchange_weak(now, now + (uint64_t{1} << 32), std::memory_order_acq_rel)) return first_of(now);
+    }
+    return -1;
+}
+
+int ThreadPool::Share::take_last() {
+    uint64_t now = left.load(std::memory_order_acquire);
+    while (first_of(now) < end_of(now)) {
+        if (left.compare_exchange_weak(now, now - 1, std::memory_order_acq_rel)) return end_of(now) - 1;
+    }
+    return -1;
+}
+
+ThreadPool::ThreadPool(int num_threads) : shares_(new Share[static_cast<size_t>(std::max(1, num_threads))]) {
     for (int thread = 1; thread < num_threads; thread++) {
-        workers_.emplace_back([this, thread, pin] {
-            if (pin) pin_to(thread);
-            work(thread);
-        });
+        workers_.emplace_back([this, thread] { work(thread); });
     }
 }
 
@@ -70,49 +70,71 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::wake() {
+    if (num_sleeping_.load() == 0) return;
     signal_.fetch_add(1);
-    if (num_sleeping_.load() > 0) signal_.notify_all();
+    signal_.notify_all();
+}
+
+void ThreadPool::meet(int times) {
+    for (int i = 0; i < times; i++) {
+        alignas(64) std::atomic<int> num_begun{0};
+        run(size(), [&](int, int) {
+            num_begun.fetch_add(1);
+            while (!spin_until([&] { return num_begun.load(std::memory_order_acquire) == size(); })) {
+            }
+        });
+    }
 }
 
 void ThreadPool::run_job(const Job& job) {
     job_ = job;
-    unfinished_.store(job.num_chunks, std::memory_order_relaxed);
-    const uint32_t generation = generation_of(ticket_.load(std::memory_order_relaxed)) + 1;
-    ticket_.store(uint64_t{generation} << 32 | static_cast<uint32_t>(job.num_chunks));
-    if (num_sleeping_.load() > 0) wake();
-    take_chunks(generation, 0);
+    unfinished_.store(job.num_chunks);
+    const int each = job.num_chunks / size(), more = job.num_chunks % size();
+    for (int thread = 0, begin = 0; thread < size(); thread++) {
+        const int end = begin + each + (thread < more ? 1 : 0);
+        shares_[static_cast<size_t>(thread)].give(begin, end);
+        begin = end;
+    }
+    job_number_.fetch_add(1);
+    wake();
+    take_chunks(0);
     if (spin_until([&] { return unfinished_.load(std::memory_order_acquire) == 0; })) return;
     for (int32_t left; (left = unfinished_.load(std::memory_order_acquire)) != 0;) unfinished_.wait(left);
 }
 
-void ThreadPool::take_chunks(uint32_t generation, int thread) {
-    uint64_t ticket = ticket_.load(std::memory_order_acquire);
-    while (generation_of(ticket) == generation && static_cast<uint32_t>(ticket) != 0) {
-        if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) continue;
-        // The chunk just taken is not finished, so job_ cannot change before we say that it is.
-        job_.call(job_.self, job_.num_chunks - static_cast<int>(static_cast<uint32_t>(ticket)), thread);
-        if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1 && thread != 0) unfinished_.notify_one();
-        ticket = ticket_.load(std::memory_order_acquire);
-    }
+// job_ cannot change before the chunks that were taken here are finished, which is said once for all of them.
+void ThreadPool::take_chunks(int thread) {
+    int32_t count = 0;
+    for (int chunk; (chunk = next_chunk(thread)) >= 0; count++) job_.call(job_.self, chunk, thread);
+    if (count == 0) return;
+    if (unfinished_.fetch_sub(count, std::memory_order_acq_rel) == count && thread != 0) unfinished_.notify_one();
 }
 
-// The number of a job newer than `seen`, or `seen` itself when the pool stops.
+int ThreadPool::next_chunk(int thread) {
+    int chunk = shares_[static_cast<size_t>(thread)].take_first();
+    for (int i = 1; chunk < 0 && i < size(); i++) {
+        chunk = shares_[static_cast<size_t>((thread + i) % size())].take_last();
+    }
+    return chunk;
+}
+
+// The number of a job newer than `seen`, or anything when the pool stops.
 uint32_t ThreadPool::await_job(uint32_t seen) {
-    const auto is_new = [&] { return generation_of(ticket_.load()) != seen || stopping_.load(); };
+    const auto is_new = [&] { return job_number_.load() != seen || stopping_.load(); };
     while (!spin_until(is_new)) {
         num_sleeping_.fetch_add(1);
         const int32_t signal = signal_.load();
         if (!is_new()) signal_.wait(signal);
         num_sleeping_.fetch_sub(1);
     }
-    return generation_of(ticket_.load());
+    return job_number_.load();
 }
 
 void ThreadPool::work(int thread) {
     uint32_t seen = 0;
     while (!stopping_.load()) {
         seen = await_job(seen);
-        take_chunks(seen, thread);
+        take_chunks(thread);
     }
 }
 

@@ -95,7 +95,7 @@ def checksum(data: npt.NDArray[np.uint8]) -> int:
 class Machine:
     """The kernels of one instruction set, and threads. Raises ValueError for an instruction set that is not here."""
 
-    def __init__(self, isa: str, num_threads: int, pin: bool) -> None: ...
+    def __init__(self, isa: str, num_threads: int) -> None: ...
     @property
     def isa(self) -> str: ...
     @property
@@ -111,6 +111,13 @@ class Machine:
 
     def scratch_bytes(self, max_tokens: int) -> int:
         """Scratch of all threads, for steps of up to so many tokens."""
+
+    def hand_out(self, counts: npt.NDArray[np.int32], repeat: int) -> None:
+        """The threads alone, for their test and their benchmark: `repeat` jobs, each of one chunk per row of `counts`,
+        which adds 1 to the row's first element."""
+
+    def meet(self, times: int) -> None:
+        """Let all threads meet, so many times: handing out work and waiting for its end, by themselves."""
 
     def pack(
         self,
@@ -191,8 +198,10 @@ class Program:
     def sample(self, params: SampleArrays, out: Sampled) -> None:
         """Draw for each of the last step's rows, into `out`, which is zeros before."""
 
-    def timings(self) -> list[tuple[int, int]]:
-        """(nanoseconds, runs) of each phase, the head last; zeros unless profiling is on."""
+    def timings(self) -> list[tuple[list[tuple[int, int]], int]]:
+        """Of steps in which each sequence has one token, then of all others: (nanoseconds, runs) of each phase, the
+        head and sampling behind them; and the CPU nanoseconds of the calling thread between calls. Empty and 0 unless
+        profiling is on."""
 
 class LinearKernel:
     """One instruction set's linear kernel of one weight type, on arrays: for tests and measurements.

@@ -47,6 +47,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     patience: int = 100_000
     """Tokens that are computed for others at most, while a priority's requests wait, before it has a turn."""
     prefix_cache: bool = True
+    profile: bool = False
+    """Measure each op; where the time went is printed to standard error as the engine ends."""
     heartbeat_timeout: float = 30.0
     """Seconds without a sign of life after which an engine process counts as dead. A long step is none: signs come
     from beside it."""

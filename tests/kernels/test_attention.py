@@ -22,7 +22,7 @@ ISAS = _core.isas()
 
 @functools.cache
 def machine(isa: str, threads: int) -> _core.Machine:
-    return _core.Machine(isa, threads, False)
+    return _core.Machine(isa, threads)
 
 
 @dataclass(frozen=True)

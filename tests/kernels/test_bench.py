@@ -119,3 +119,9 @@ def test_what_is_not_here_is_refused(arguments: str, message: str, monkeypatch: 
     answer = CliRunner().invoke(main, ["bench", "kernels", *arguments.split()])
     assert answer.exit_code == 1
     assert message in answer.output
+
+
+def test_the_threads_alone() -> None:
+    _, results = kernels.run(replace(SMALL, threads=True))
+    assert [(r.op, r.num_rows, r.limit) for r in results] == [("threads", 2, "-")]
+    assert 0 < results[0].seconds < 0.01

@@ -29,7 +29,7 @@ LISTS = ("history_ids", "history_counts", "bias_ids", "bias_values", "masks", "m
 
 @functools.cache
 def machine(isa: str, threads: int) -> _core.Machine:
-    return _core.Machine(isa, threads, False)
+    return _core.Machine(isa, threads)
 
 
 def parameters(num_rows: int, **changes: Any) -> SampleArrays:

@@ -44,7 +44,7 @@ def test_a_checksum_tells_the_order_and_pairs_of_high_bits():
 
 @pytest.fixture(scope="module")
 def machine() -> _core.Machine:
-    return _core.Machine("", 2, False)
+    return _core.Machine("", 2)
 
 
 def some_weights() -> dict[str, Weight]:
@@ -131,15 +131,15 @@ def test_a_block_of_zeros_or_of_another_place_is_noticed(kept: Kept, machine: _c
 
 def test_the_key_tells_layouts_apart_and_shares_what_is_alike(kept: Kept, machine: _core.Machine):
     def key(weights: dict[str, Weight], isa: str = "") -> bytes:
-        other = _core.Machine(isa, 1, False)
+        other = _core.Machine(isa, 1)
         return packing.layout_key(packing.lay_out(weights, weights, other), weights, other)
 
     weights = kept.weights
     same = key(weights)
     for isa in set(_core.isas()) - {"amx"}:
         assert key(weights, isa) == key(weights, "generic")
-        layout = packing.lay_out(weights, weights, _core.Machine(isa, 1, False))
-        memory = packing.pack(layout, weights, _core.Machine(isa, 1, False), None)
+        layout = packing.lay_out(weights, weights, _core.Machine(isa, 1))
+        memory = packing.pack(layout, weights, _core.Machine(isa, 1), None)
         if key(weights, isa) == same:
             np.testing.assert_array_equal(view(memory), view(kept.memory))
     q = weights["q"]

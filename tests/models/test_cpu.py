@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,10 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from pelton import _core
 from pelton.backends.base import BackendConfig, LoadSpec
 from pelton.backends.cpu.backend import CpuBackend
+from pelton.bench.limits import Limits
+from pelton.bench.steps import Steps, measure_steps, print_steps
+from pelton.engine.profile import table
 from pelton.errors import ConfigError, InternalError, UnsupportedModel
 from pelton.formats import checkpoint
 from pelton.formats.quants import WeightType
@@ -209,7 +214,7 @@ def test_an_op_without_a_kernel_is_named(folder: Path):
 
 def test_heads_that_no_thread_has_room_for_are_refused():
     shape = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 1024, "value_dim": 1024, "type": "f32"}
-    program = _core.Program(_core.Machine("", 1, False), [_core.KVCache(**shape, num_blocks=2)], 1 << 20, 0, 1, False)
+    program = _core.Program(_core.Machine("", 1), [_core.KVCache(**shape, num_blocks=2)], 1 << 20, 0, 1, False)
     rows = [program.add_rows(0, 1024, 1040) for _ in range(4)]
     with pytest.raises(ValueError, match="too many or too wide"):
         program.add_attend(*rows, group=0, slot=0, num_heads=1024, scale=1.0, window=0, softcap=0.0)
@@ -244,9 +249,51 @@ def test_an_unknown_instruction_set_is_refused():
         CpuBackend(BackendConfig(num_threads=1, isa="z80"))
 
 
-def test_profiling_shows_each_phase(spec):
+def test_profiling_names_the_ops_and_counts_their_work(spec):
     executor = CpuBackend(BackendConfig(num_threads=2, profile=True)).load(spec)
+    assert executor.profile() == []
     stepping.run(stepping.on_executor(executor), spec.groups, [[1, 2, 3]], [[2], [1]])
-    times = executor.dump().split("mean us\n")[1].splitlines()
-    assert times[-1].split()[:2] == ["head", "2"]
-    assert all(line.split()[1] == "2" for line in times)
+    decode, prompt = executor.profile()
+    assert (decode.work, decode.num_steps, prompt.work, prompt.num_steps) == ("decode", 1, "prompt", 1)
+    ops = {op.name: (op, next(each for each in prompt.ops if each.name == op.name)) for op in decode.ops}
+    num_layers = spec.groups[0].num_layers
+    for name, (one, two) in ops.items():  # a step with the third token, and one with the first and the second
+        assert one.seconds > 0
+        if name.startswith("linear"):
+            assert "layers.*." in name
+            assert one.num_bytes == two.num_bytes > 0
+            assert 2 * one.operations == two.operations > 0
+        if name.startswith("attend"):
+            assert one.calls == two.calls == num_layers
+            assert 2 * one.num_bytes == 3 * two.num_bytes > 0
+            assert one.operations == two.operations > 0
+    q = next(op for name, (op, _) in ops.items() if "q|k|v" in name)
+    shapes = [spec.weights[f"layers.0.{name}"].shape for name in "qkv"]
+    assert q.operations == num_layers * sum(2 * rows * columns for rows, columns in shapes)
+    assert {"outside the core", "sampling"} <= ops.keys()
+    text = table(decode)
+    assert text.startswith("decode: 1 steps, ")
+    assert all(name in text for name in ops)
+
+
+def test_without_profiling_there_is_no_profile(spec):
+    executor = backend().load(spec)
+    stepping.run(stepping.on_executor(executor), spec.groups, [[1, 2, 3]], [[2], [1]])
+    assert executor.profile() == []
+
+
+def test_the_bench_takes_the_steps_of_a_model_apart(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    convert.write(tiny.build("llama"), path, lambda name, shape: WeightType.Q8_0)
+    wanted = Steps(prompt=40, streams=(1, 3), tokens=4)
+    told = list(measure_steps(wanted, path, "generic", 2, Limits(read=1e9, int8=1e12, float32=1e12)))
+    assert [what for what, _, _ in told] == ["prompt of 40", "1 decoding", "3 decoding"]
+    text = io.StringIO()
+    for what, profile, results in told:
+        assert profile.work == ("prompt" if "prompt" in what else "decode")
+        assert profile.num_steps == (1 if "prompt" in what else 3)
+        assert [f"{r.op} {r.subject}".strip() for r in results] == [op.name for op in profile.ops]
+        assert all(r.share > 0 for r in results if r.op == "linear")
+        print_steps(what, profile, results, Console(file=text, width=160))
+    assert "layers.*.gate|up Q8_0" in text.getvalue()
+    assert "outside" in text.getvalue()

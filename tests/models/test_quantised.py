@@ -19,7 +19,7 @@ from tests.models import convert, stepping, tiny
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "num_hidden_layers": 2}
 """K-quants want multiples of 256."""
-TYPES = [type for type in WeightType if is_supported(type) and _core.Machine("", 1, False).family(type) >= 0]
+TYPES = [type for type in WeightType if is_supported(type) and _core.Machine("", 1).family(type) >= 0]
 """All that the backend has kernels for; tests/kernels says which those must be."""
 LENGTHS = tuple(4 + s % 6 for s in range(24))
 """Many short texts: a value beside a rounding border that falls to its other side spoils one text, not all."""
@@ -45,7 +45,7 @@ def loaded(type: WeightType, folder: Path) -> base.Model:
 
 
 def family_on(isa: str, type: WeightType) -> Family:
-    family = packing.FAMILIES[_core.Machine(isa, 1, False).family(type)]
+    family = packing.FAMILIES[_core.Machine(isa, 1).family(type)]
     return {"f32": "float", "int8": "int8", "bf16": "bf16"}[family]
 
 

@@ -390,6 +390,19 @@ def _is_alive(pid: int) -> bool:
     return False
 
 
+@pytest.mark.parametrize("in_process", [False, True])
+def test_a_profile_is_printed_once_as_the_engine_ends(model: Path, in_process: bool, capfd: pytest.CaptureFixture[str]):
+    async def body(client: EngineClient) -> None:
+        await collect(client, ask("a", max_tokens=5))
+        assert "linear" not in capfd.readouterr().err
+
+    served(model, body, in_process=in_process, config=msgspec.structs.replace(CONFIG, profile=True))
+    told = capfd.readouterr().err
+    assert told.count("decode: 4 steps") == told.count("prompt: 1 steps") == 1
+    assert told.count("linear layers.*.gate|up Q8_0") == 2
+    assert told.count("outside the core") == 2
+
+
 def test_an_idle_process_sleeps(model: Path):
     async def body(client: EngineClient) -> None:
         await collect(client, ask("a"))
@@ -398,7 +411,7 @@ def test_an_idle_process_sleeps(model: Path):
         await asyncio.sleep(2)
         assert sum(map(int, stat.read_text().rsplit(")", 1)[1].split()[11:13])) - before <= 10  # 0.1 s of 2
 
-    served(model, body)
+    served(model, body, config=msgspec.structs.replace(CONFIG, threads=2))
 
 
 def test_private_memory_stays_within_the_plan(smollm2: Path):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pelton.backends.base import NO_TOKEN, SampleArrays, Sampled
+from pelton.backends.base import NO_TOKEN, SampleArrays, Sampled, StepProfile
 from pelton.config import EngineConfig
 from pelton.engine.budget import MemoryBudget
 from pelton.engine.engine import Engine
@@ -138,6 +138,9 @@ class ToyExecutor:
 
     def store(self, digest: str, permit: Callable[[], bool]) -> None:
         pass
+
+    def profile(self) -> list[StepProfile]:
+        return []
 
     def close(self) -> None:
         pass

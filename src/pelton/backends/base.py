@@ -82,6 +82,10 @@ class Executor(Protocol):
         """The plan as text."""
         ...
 
+    def profile(self) -> list[StepProfile]:
+        """Where the time went, per kind of step that has run; empty unless profiling is on."""
+        ...
+
     def fingerprint(self, digest: str) -> str:
         """The numerics fingerprint with a model of that digest: equal fingerprints give equal bits."""
         ...
@@ -94,6 +98,35 @@ class Executor(Protocol):
     def close(self) -> None:
         """Give all memory back."""
         ...
+
+
+@dataclass(frozen=True)
+class OpTime:
+    """One kind of op with one kind of weight, over all layers and all runs."""
+
+    name: str
+    calls: int = 0
+    seconds: float = 0.0
+    num_bytes: int = 0
+    """Of weights, or of keys and values, that were read; 0: not counted."""
+    operations: int = 0
+    """Multiplications and additions, each counted; 0: not counted."""
+    family: str = ""
+    """The kernel family of a product."""
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """All ops of one kind of step, those that took most time first. The time outside the core is among them."""
+
+    work: str
+    num_steps: int
+    ops: tuple[OpTime, ...]
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return sum(op.seconds for op in self.ops)
 
 
 @dataclass(frozen=True)
@@ -140,7 +173,6 @@ class BackendConfig:
     num_threads: int
     isa: str | None = None  # None: the best this machine has
     profile: bool = False
-    pin_threads: bool = False
     packed: PackedFolder | None = None  # None: packed weights are not kept
 
 

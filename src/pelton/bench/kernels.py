@@ -14,7 +14,7 @@ from rich.table import Table
 
 from pelton import _core
 from pelton.bench.attention import Attention, measure_heads
-from pelton.bench.limits import READ_BYTES, Limits, Threads, measure_limits
+from pelton.bench.limits import READ_BYTES, Limits, Threads, measure, measure_limits
 from pelton.bench.linear import Products, measure_type
 from pelton.bench.result import Result
 from pelton.bench.sampling import Sampling, measure_vocabulary
@@ -23,6 +23,8 @@ from pelton.formats.quants import WeightType
 
 TABLE_WIDTH = 120
 """Also where the terminal is narrower, or a file: columns that are cut say nothing."""
+MEETINGS = 1000
+"""Per measurement of the threads."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Options:
     linear: Products = field(default_factory=Products)
     attention: Attention = field(default_factory=Attention)
     sampling: Sampling = field(default_factory=Sampling)
+    threads: bool = False
+    """Also what handing out work to the threads and waiting for them takes."""
     num_bytes: int = READ_BYTES
     seconds: float = 0.3
 
@@ -49,7 +53,7 @@ def check_isa(isa: str) -> None:
 def types_named(names: Sequence[str], isa: str) -> list[WeightType]:
     """Weight types by name. Raises ConfigError where the instruction set has no kernel for one."""
     check_isa(isa)
-    machine = _core.Machine(isa, 1, False)
+    machine = _core.Machine(isa, 1)
     have = {type.name: type for type in WeightType if machine.family(type) >= 0}
     for name in names:
         if name.upper() not in have:
@@ -72,11 +76,29 @@ def _measure(options: Options, threads: Threads, limits: Limits) -> Iterator[Res
     how = options.num_bytes, options.seconds, limits
     for type in options.linear.types:
         yield from measure_type(options.linear, type, options.isa, threads, *how)
-    machine = _core.Machine(options.isa, options.num_threads, False)
+    machine = _core.Machine(options.isa, options.num_threads)
+    if options.threads:
+        yield _measure_meeting(machine, options.seconds)
     for heads in options.attention.heads:
         yield from measure_heads(options.attention, heads, machine, *how)
     for vocab_size in options.sampling.vocab_sizes:
         yield from measure_vocabulary(options.sampling, vocab_size, machine, *how)
+
+
+def _measure_meeting(machine: _core.Machine, seconds: float) -> Result:
+    """No memory and no arithmetic: there is no limit to judge it by."""
+    times = measure(lambda: machine.meet(MEETINGS), seconds)
+    return Result(
+        op="threads",
+        subject="hand out work, wait for all",
+        num_rows=machine.num_threads,
+        seconds=times.median / MEETINGS,
+        bytes_per_second=0.0,
+        operations_per_second=0.0,
+        limit="-",
+        share=0.0,
+        best_share=0.0,
+    )
 
 
 def print_table(options: Options, limits: Limits, results: Sequence[Result], console: Console) -> None:
@@ -94,12 +116,12 @@ def print_table(options: Options, limits: Limits, results: Sequence[Result], con
             r.op,
             r.subject,
             str(r.num_rows),
-            f"{1e3 * r.seconds:.3f}",
-            f"{r.bytes_per_second / 1e9:.1f}",
+            f"{1e3 * r.seconds:.3f}" if r.seconds >= 1e-5 else f"{1e3 * r.seconds:.5f}",
+            f"{r.bytes_per_second / 1e9:.1f}" if r.bytes_per_second else "-",
             f"{r.operations_per_second / 1e9:.1f}" if r.operations_per_second else "-",
             r.limit,
-            f"{100 * r.share:.0f} %",
-            f"{100 * r.best_share:.0f} %",
+            f"{100 * r.share:.0f} %" if r.share else "-",
+            f"{100 * r.best_share:.0f} %" if r.best_share else "-",
         )
     console.width = max(console.width, TABLE_WIDTH)
     console.print(table)

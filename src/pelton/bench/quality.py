@@ -150,7 +150,7 @@ def best_of_each_family() -> tuple[str, ...]:
     """The instruction sets that are here, best first, without those whose kernel families a better one has too."""
     chosen: dict[tuple[int, ...], str] = {}
     for isa in reversed(_core.isas()):
-        machine = _core.Machine(isa, 1, False)
+        machine = _core.Machine(isa, 1)
         chosen.setdefault(tuple(machine.family(type) for type in WeightType), isa)
     return tuple(chosen.values())
 

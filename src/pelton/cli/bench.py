@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -15,6 +15,10 @@ from rich.table import Table
 from pelton import config
 from pelton.bench import serving
 
+if TYPE_CHECKING:
+    from pelton.bench.kernels import Options
+    from pelton.bench.limits import Limits
+
 
 def kernels(
     isa: str | None,
@@ -23,8 +27,9 @@ def kernels(
     types: tuple[str, ...],
     rows: tuple[int, ...],
     seconds: float,
+    model: str | None,
 ) -> None:
-    """Measure the ops that are named, or all, and print the table."""
+    """Measure the ops that are named, or all, then the steps of a model, and print the tables."""
     # Imported here: a load on a server that is elsewhere needs no compiled core.
     from pelton.bench import kernels as bench
     from pelton.bench.attention import Attention
@@ -40,9 +45,24 @@ def kernels(
         linear = linear if "linear" in ops else replace(linear, types=())
         attention = attention if "attention" in ops else replace(attention, heads=())
         sampling = sampling if "sampling" in ops else replace(sampling, vocab_sizes=())
-    options = bench.Options(isa, threads or num_cores(), linear, attention, sampling, seconds=seconds)
+    has_threads = not ops or "threads" in ops
+    options = bench.Options(isa, threads or num_cores(), linear, attention, sampling, has_threads, seconds=seconds)
     limits, results = bench.run(options)
     bench.print_table(options, limits, results, Console())
+    if model is not None:
+        _steps(model, options, limits)
+
+
+def _steps(model: str, options: Options, limits: Limits) -> None:
+    from pelton.bench.steps import Steps, measure_steps, print_steps
+    from pelton.hub.pull import pull
+    from pelton.progress.display import Display
+
+    with Display() as display:
+        path = pull(model, config.load().hub, display)
+    console = Console()
+    for what, profile, results in measure_steps(Steps(), path, options.isa, options.num_threads, limits):
+        print_steps(f"{path.name}, {what}", profile, results, console)
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ def bench() -> None:
     "--op",
     "ops",
     multiple=True,
-    type=click.Choice(["linear", "attention", "sampling"]),
+    type=click.Choice(["linear", "attention", "sampling", "threads"]),
     help="Repeatable. [default: all]",
 )
 @click.option(
@@ -196,6 +196,7 @@ def bench() -> None:
     help="Activation rows of linear. Repeatable.",
 )
 @click.option("--seconds", type=click.FloatRange(0.001, 60), default=0.3, show_default=True, help="Per line.")
+@click.option("--model", help="Take this model's steps apart, too: each op's time and its share.")
 def bench_kernels(
     isa: str | None,
     threads: int | None,
@@ -203,11 +204,12 @@ def bench_kernels(
     types: tuple[str, ...],
     rows: tuple[int, ...],
     seconds: float,
+    model: str | None,
 ) -> None:
     """Measure each op beside what this machine's memory and arithmetic allow."""
     from pelton.cli import bench as command
 
-    command.kernels(isa, threads, ops, types, rows, seconds)
+    command.kernels(isa, threads, ops, types, rows, seconds, model)
 
 
 @bench.command("serve")

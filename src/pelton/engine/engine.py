@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
@@ -16,6 +17,7 @@ from pelton.engine.constraints import MAX_COMPILING, Grammars
 from pelton.engine.deadlines import Deadlines
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.pace import Pace
+from pelton.engine.profile import table
 from pelton.engine.protocol import Counters, EngineInfo, Identified, Start, Vocabulary
 from pelton.engine.runner import Runner
 from pelton.engine.sampling import Sampling
@@ -265,10 +267,11 @@ class Engine:
         return Identified(files, self.runner.fingerprint)
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Give all memory back, and say where the time went, where that was asked for."""
         self._grammars.close()
         if self._background is not None:
             self._background.close()
+        sys.stderr.write("".join(map(table, self.runner.profile())))
         self.runner.close()
 
     def _emit(self, rows: list[Row], sampled: Sampled, accepted: Mapping[Sequence, int]) -> None:

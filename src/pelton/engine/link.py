@@ -146,7 +146,7 @@ class ProcessLink:
         """Ask the process to end, and kill it if it does not."""
         if self._process is not None and self._death is not None:
             self.send(Stop())
-            if self._process.stdin is not None:
+            if self._process.stdin is not None and not self._start.config.profile:  # which ends it at once, mute
                 self._process.stdin.close()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._death), STOP_GRACE)

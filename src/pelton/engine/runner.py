@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from pelton.backends.base import Backend, BackendConfig, Executor, LoadSpec, Pending, find
+from pelton.backends.base import Backend, BackendConfig, Executor, LoadSpec, Pending, StepProfile, find
 from pelton.config import EngineConfig
 from pelton.engine import machine
 from pelton.engine.background import Background, known_digest
@@ -64,7 +64,8 @@ class Runner:
             raise FormatError(f"{path}: the file was changed since it was first loaded; restart to serve the new one")
         model = load_model(checkpoint, config.context)
         threads = _num_threads(config)
-        backend = find("cpu", BackendConfig(threads, isa=config.isa or None, packed=start.packed))
+        settings = BackendConfig(threads, isa=config.isa or None, profile=config.profile, packed=start.packed)
+        backend = find("cpu", settings)
         digest = known_digest(checkpoint.files, start.known)
         spec = replace(_spec(model, config), digest=digest)
         plan = _plan(backend, spec, config)
@@ -100,6 +101,10 @@ class Runner:
                 case Restore(group, block, place, saved):
                     self._executor.kv_write(group, [block], saved.data[group, place])
         return self._executor.submit(batch)
+
+    def profile(self) -> list[StepProfile]:
+        """Where the time went; empty unless profiling is on."""
+        return self._executor.profile()
 
     def close(self) -> None:
         """Give all memory back."""

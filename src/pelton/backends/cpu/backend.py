@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from pelton import _core
-from pelton.backends.base import BackendConfig, LoadSpec, MemoryPlan, Permit
+from pelton.backends.base import BackendConfig, LoadSpec, MemoryPlan, Permit, StepProfile
 from pelton.backends.cpu import packing
 from pelton.backends.cpu.lower import check, lower
 from pelton.backends.cpu.plan import PlanKey, Recorder, WeightRefs
 from pelton.backends.cpu.planner import Program, plan_program
+from pelton.backends.cpu.profile import Profile
 from pelton.backends.cpu.stored import StoredWeights
 from pelton.errors import ConfigError, InsufficientMemory, InternalError, UnsupportedModel
 from pelton.ops.data import F32, Batch, CacheGroup
@@ -36,7 +37,7 @@ class CpuBackend:
         isas = _core.isas()
         if config.isa and config.isa not in isas:
             raise ConfigError(f"isa: there is no {config.isa!r} here; this CPU has: {', '.join(isas)}", param="isa")
-        self._machine = _core.Machine(config.isa or "", config.num_threads, config.pin_threads)
+        self._machine = _core.Machine(config.isa or "", config.num_threads)
 
     def plan_memory(self, spec: LoadSpec) -> MemoryPlan:
         """Exact needs of `spec`, without reading the weights' bytes."""
@@ -76,7 +77,8 @@ class CpuBackend:
         except MemoryError:
             raise InsufficientMemory("the system refused the memory that the model needs") from None
         lower(program, spec.weights, layout, memory, core)
-        return CpuExecutor(program, core, caches, spec, self._numerics(spec, program), memory, stored)
+        profile = Profile(program, spec.weights, layout, spec.kv_type) if self.config.profile else None
+        return CpuExecutor(program, core, caches, spec, self._numerics(spec, program), memory, stored, profile)
 
     def _plan(self, spec: LoadSpec) -> Program:
         recorder = Recorder(spec.weights)
@@ -152,6 +154,7 @@ class CpuExecutor:
         numerics: str,
         weights: _core.Memory,
         stored: StoredWeights | None,
+        profile: Profile | None,
     ) -> None:
         self._program = program
         self._core: _core.Program | None = core
@@ -161,6 +164,7 @@ class CpuExecutor:
         self._numerics = numerics
         self._weights: _core.Memory | None = weights
         self._stored = stored
+        self._profile = profile
         self._step = 0
 
     def submit(self, batch: Batch) -> CpuPending:
@@ -171,6 +175,8 @@ class CpuExecutor:
                 f"a step of {batch.ids.size} tokens and {batch.logit_rows.size} logit rows; "
                 f"the model was loaded for {self._limits[0]} and {self._limits[1]}"
             )
+        if self._profile is not None:
+            self._profile.observe(batch)
         core.run(batch.ids, batch.positions, batch.seq_starts, batch.tables, batch.logit_rows)
         self._step += 1
         return CpuPending(self, core, self._step, batch.logit_rows.size)
@@ -188,17 +194,12 @@ class CpuExecutor:
         self._caches[group].write(np.asarray(blocks, np.int32), data)
 
     def dump(self) -> str:
-        """The program as text; with profiling on, followed by each phase's mean time."""
-        return self._program.dump() + self._profile()
+        """The program as text."""
+        return self._program.dump()
 
-    def _profile(self) -> str:
-        timings = self._loaded.timings()
-        if not any(runs for _, runs in timings):
-            return ""
-        lines = ["phase  runs  mean us"]
-        names = [*map(str, range(len(self._program.phases))), "head"]
-        lines += [f"{name:>5} {n:5} {ns / n / 1e3:8.1f}" for name, (ns, n) in zip(names, timings, strict=True) if n]
-        return "\n".join(lines) + "\n"
+    def profile(self) -> list[StepProfile]:
+        """Where the time went, per kind of step that has run; empty unless profiling is on."""
+        return [] if self._profile is None else self._profile.steps(self._loaded.timings())
 
     def fingerprint(self, digest: str) -> str:
         """The numerics fingerprint with a model of that digest: equal fingerprints give equal bits."""
