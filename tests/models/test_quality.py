@@ -16,6 +16,7 @@ from pelton.errors import ConfigError
 from pelton.formats import checkpoint, gguf
 from pelton.formats.quants import WeightType
 from pelton.models import base
+from pelton.ops import reference
 from tests import tolerances
 from tests.models import convert, stepping, tiny
 from tests.unit.vocabularies import byte_level
@@ -63,14 +64,14 @@ def test_the_baseline_is_the_reference_in_float(model: base.Model, window: np.nd
 
 def test_the_reference_in_a_family_is_the_backend(model: base.Model, window: np.ndarray):
     backend = whole(OnBackend("", model, "generic", "bf16", OPTIONS), window)
-    expected = whole(OnReference(model, "int8", "bf16", OPTIONS), window)
+    expected = whole(OnReference(model, reference.bind(model.weights), "int8", "bf16", OPTIONS), window)
     assert stepping.error(backend, expected) < tolerances.SAME_FAMILY["int8"][1]
 
 
 def test_unordered_sums_of_bf16_are_the_bf16_familys(model: base.Model, window: np.ndarray):
     ids = window[:40]
-    exact = whole(OnReference(model, "bf16", "f32", OPTIONS), ids)
-    unordered = whole(OnReference(model, "bf16-unordered", "f32", OPTIONS), ids)
+    exact = whole(OnReference(model, reference.bind(model.weights), "bf16", "f32", OPTIONS), ids)
+    unordered = whole(OnReference(model, reference.bind(model.weights), "bf16-unordered", "f32", OPTIONS), ids)
     assert 0 < stepping.error(unordered, exact) < tolerances.SAME_FAMILY["bf16"][1]
 
 
@@ -79,7 +80,7 @@ def test_the_order_of_quality(model: base.Model, window: np.ndarray):
     baseline = quality.load_baseline(model, OPTIONS)
     candidates = [
         quality.load_baseline(model, OPTIONS),
-        OnReference(model, "bf16-unordered", "f32", OPTIONS),
+        OnReference(model, reference.bind(model.weights), "bf16-unordered", "f32", OPTIONS),
         OnBackend("int8", model, "generic", "f32", OPTIONS),
     ]
     seen: list[int] = []

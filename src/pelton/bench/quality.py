@@ -8,9 +8,9 @@ once, so that no vocabulary is too large.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -125,13 +125,20 @@ class OnBackend:
 class OnReference:
     """A model in NumPy, in the numerics of a kernel family that this machine may not have."""
 
-    def __init__(self, model: Model, family: reference.Family, kv_type: KVType, options: Options) -> None:
+    def __init__(
+        self,
+        model: Model,
+        weights: Mapping[str, Any],
+        family: reference.Family,
+        kv_type: KVType,
+        options: Options,
+    ) -> None:
         self.name = f"reference {family}, kv {kv_type}"
         self._model = model
         self._family = family
         self._kv_type = kv_type
         self._num_blocks = (_num_blocks(options.context),) * len(model.config.groups)
-        self._weights = reference.bind(model.weights)
+        self._weights = weights
 
     def _family_of(self, type: WeightType) -> reference.Family:
         """As the kernels' tables choose: float weights have no integer product, F32 ones are never rounded."""
@@ -163,12 +170,13 @@ def load_baseline(model: Model, options: Options) -> Candidate:
 def load_candidates(model: Model, options: Options) -> list[Candidate]:
     """Everything that `options` names, every one with every type of KV cache."""
     candidates: list[Candidate] = []
+    weights = reference.bind(model.weights)  # once: they keep what they are turned into
     for kv_type in options.kv_types:
         candidates += [
             OnBackend(f"{isa}, kv {kv_type}", model, isa, kv_type, options)
             for isa in options.isas or best_of_each_family()
         ]
-        candidates += [OnReference(model, family, kv_type, options) for family in options.references]
+        candidates += [OnReference(model, weights, family, kv_type, options) for family in options.references]
     return candidates
 
 
