@@ -21,6 +21,8 @@ enum class WeightType : int {
     Q4_K = 12,
     Q5_K = 13,
     Q6_K = 14,
+    IQ4_NL = 20,
+    IQ4_XS = 23,
     BF16 = 30,
 };
 

@@ -49,7 +49,7 @@ def test_every_type_and_number_of_rows() -> None:
 
 
 def test_a_type_without_kernel_gives_no_line() -> None:
-    assert kernels.run(replace(SMALL, linear=replace(SMALL.linear, types=(WeightType.IQ4_NL,))))[1] == []
+    assert kernels.run(replace(SMALL, linear=replace(SMALL.linear, types=(WeightType.I8,))))[1] == []
 
 
 def test_attention_after_contexts_and_over_a_prompt() -> None:

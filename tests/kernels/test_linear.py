@@ -19,7 +19,7 @@ U8 = npt.NDArray[np.uint8]
 FLOATS = [WeightType.F32, WeightType.F16, WeightType.BF16]
 LEGACY = [WeightType.Q4_0, WeightType.Q4_1, WeightType.Q5_0, WeightType.Q5_1, WeightType.Q8_0]
 KQUANTS = [WeightType.Q2_K, WeightType.Q3_K, WeightType.Q4_K, WeightType.Q5_K, WeightType.Q6_K]
-INT8 = [*LEGACY, *KQUANTS]
+INT8 = [*LEGACY, *KQUANTS, WeightType.IQ4_NL, WeightType.IQ4_XS]
 TWINS = {**dict.fromkeys(FLOATS, numerics.linear_float32), **dict.fromkeys(INT8, numerics.linear_int8)}
 ISAS = [
     pytest.param(isa, marks=pytest.mark.skipif(isa not in _core.isas(), reason=f"this CPU does not have {isa}"))

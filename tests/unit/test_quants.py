@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 
 from pelton.errors import UnsupportedModel
-from pelton.formats import quants
+from pelton.formats import iq4, quants
 from pelton.formats.quants import WeightType
 
 SUPPORTED = [t for t in WeightType if quants.is_supported(t)]
 K_QUANTS = [WeightType.Q2_K, WeightType.Q3_K, WeightType.Q4_K, WeightType.Q5_K, WeightType.Q6_K]
+IQ4 = [WeightType.IQ4_NL, WeightType.IQ4_XS]
 
 # Relative RMS error of normally distributed weights after a round trip: what so many bits can give.
 ROUND_TRIP = {
@@ -24,6 +25,8 @@ ROUND_TRIP = {
     WeightType.Q4_0: 0.11,
     WeightType.Q4_1: 0.10,
     WeightType.Q4_K: 0.10,
+    WeightType.IQ4_NL: 0.10,
+    WeightType.IQ4_XS: 0.10,
     WeightType.Q3_K: 0.25,
     WeightType.Q2_K: 0.45,
 }
@@ -62,7 +65,7 @@ def test_dequantize_of_any_bytes_is_bit_exact(weight_type):
     assert same_bits(ours, expected)
 
 
-@pytest.mark.parametrize("weight_type", [t for t in SUPPORTED if t not in K_QUANTS])
+@pytest.mark.parametrize("weight_type", [t for t in SUPPORTED if t not in [*K_QUANTS, *IQ4]])
 @pytest.mark.parametrize("scale", [1e-30, 0.02, 1.0, 1000.0])
 def test_quantize_is_bit_exact(weight_type, scale):
     x = normal(19, 128) * np.float32(scale)
@@ -88,6 +91,15 @@ def test_constant_k_blocks_survive(weight_type, value):
     np.testing.assert_allclose(y, x, rtol=0.01)
 
 
+@pytest.mark.parametrize("weight_type", IQ4)
+def test_values_of_the_table_survive(weight_type):
+    """Every entry of the table times any scale, of either sign, and blocks of zeros."""
+    x = np.tile(iq4.VALUES, 32).reshape(2, 256) * np.float32(0.5)
+    x[1] *= -1
+    x[1, 96:128] = 0
+    np.testing.assert_array_equal(quants.dequantize(weight_type, quants.quantize(weight_type, x)), x)
+
+
 @pytest.mark.parametrize("weight_type", SUPPORTED)
 def test_reads_slices_that_are_not_contiguous(weight_type):
     data = quants.quantize(weight_type, normal(8, 256))
@@ -103,9 +115,9 @@ def test_bf16_rounds_to_nearest_even_and_keeps_nan():
 
 
 def test_a_type_without_codec_says_so():
-    data = np.zeros((1, quants.row_bytes(WeightType.IQ4_NL, 32)), np.uint8)
-    with pytest.raises(UnsupportedModel, match="IQ4_NL"):
-        quants.dequantize(WeightType.IQ4_NL, data)
+    data = np.zeros((1, quants.row_bytes(WeightType.I8, 32)), np.uint8)
+    with pytest.raises(UnsupportedModel, match="I8"):
+        quants.dequantize(WeightType.I8, data)
     with pytest.raises(UnsupportedModel, match="I32"):
         quants.quantize(WeightType.I32, np.zeros((1, 32)))
 

@@ -78,14 +78,27 @@ PELTON_INLINE SignedBytes load_signed(const uint8_t* p) {
     const Bytes value = load_bytes(p);
     return {value, _mm256_abs_epi8(value)};
 }
-PELTON_INLINE VecI dot(const SignedBytes (&w)[8], const int8_t* x, int32_t) {
+PELTON_INLINE VecI dot(const SignedBytes (&w)[8], const int8_t* x, int32_t, Scale scale) {
     __m256i total = _mm256_setzero_si256();
     for (int i = 0; i < 8; i++) {
         const __m256i signed_x = _mm256_sign_epi8(four_columns(x + 4 * i), w[i].value);
-        const __m256i part = _mm256_madd_epi16(_mm256_maddubs_epi16(w[i].magnitude, signed_x), _mm256_set1_epi16(1));
+        const __m256i part = _mm256_madd_epi16(_mm256_maddubs_epi16(w[i].magnitude, signed_x), scale);
         total = i ? _mm256_add_epi32(total, part) : part;
     }
     return (VecI)total;
+}
+PELTON_INLINE VecI dot(const SignedBytes (&w)[8], const int8_t* x, int32_t minus_sum8) {
+    return dot(w, x, minus_sum8, _mm256_set1_epi16(1));
+}
+
+// Sixteen signed values, and those that codes (0..15) stand for.
+using Table = __m256i;
+PELTON_INLINE Table load_table(const int8_t (&values)[16]) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)values));
+}
+PELTON_INLINE SignedBytes look_up(Table table, Bytes codes) {
+    const Bytes value = _mm256_shuffle_epi8(table, codes);
+    return {value, _mm256_abs_epi8(value)};
 }
 
 }  // namespace pelton::PELTON_ISA

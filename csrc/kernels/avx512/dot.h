@@ -78,5 +78,16 @@ PELTON_INLINE VecI dot(const SignedBytes (&w)[8], const int8_t* x, int32_t minus
                             w[4].shifted, w[5].shifted, w[6].shifted, w[7].shifted};
     return sum_from<8>(16 * minus_sum8, bytes, x);
 }
+PELTON_INLINE VecI dot(const SignedBytes (&w)[8], const int8_t* x, int32_t minus_sum8, Scale scale) {
+    return dot(w, x, minus_sum8) * scale;
+}
+
+// Sixteen signed values (shifted), and those that codes (0..15) stand for.
+using Table = __m512i;
+PELTON_INLINE Table load_table(const int8_t (&values)[16]) {
+    const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)values));
+    return _mm512_xor_si512(table, _mm512_set1_epi8((char)0x80));
+}
+PELTON_INLINE SignedBytes look_up(Table table, Bytes codes) { return {_mm512_shuffle_epi8(table, codes)}; }
 
 }  // namespace pelton::PELTON_ISA

@@ -113,5 +113,17 @@ PELTON_INLINE VecI dot(const SignedBytes (&w)[8], const int8_t* x, int32_t) {
     }
     return total;
 }
+PELTON_INLINE VecI dot(const SignedBytes (&w)[8], const int8_t* x, int32_t minus_sum8, Scale scale) {
+    return dot(w, x, minus_sum8) * scale;
+}
+
+// Sixteen signed values, and those that codes (0..15) stand for.
+using Table = const int8_t*;
+PELTON_INLINE Table load_table(const int8_t (&values)[16]) { return values; }
+PELTON_INLINE SignedBytes look_up(Table table, Bytes codes) {
+    Bytes values{};
+    for (int i = 0; i < (int)sizeof values; i++) values[i] = (uint8_t)table[codes[i]];
+    return {values};
+}
 
 }  // namespace pelton::PELTON_ISA

@@ -6,6 +6,8 @@
 //   Scale, scale_of, dot<kSafe>(w, x, scale..)  the same times an integer scale for the block or each half of it
 //   Pairs, pairs, dot_halves                    integer scales times the sums of x over each half
 //   SignedBytes, load_signed, dot(w, x, sum)    32 columns of signed weights
+//   Table, look_up                              signed weights from codes of four bits
+//   dot(w, x, sum, scale)                       signed weights times an integer scale for the block
 //   load_u8, load_s8, load_half, load_bf16, to_float, fused: as the names say; fused is a * b + c rounded once
 #pragma once
 

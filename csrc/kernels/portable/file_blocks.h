@@ -1,10 +1,10 @@
 // file_blocks.h: blocks of quantised weights as files hold them (GGML's layouts), as codes and scales: what every
 // instruction set's packing starts from.
 //
-// The value of a code is scale * code + minimum; for types without a minimum it is scale * (code - kOffset). `codes`
-// gives those of columns [32 j, 32 j + 32) of a block. kScale and kMinimum are where a block's binary16 numbers stand;
-// K-quants multiply them by integers, `scale` and `minimum`, of which a block has kScales each (of Q3_K and Q6_K in
-// two's complement).
+// The value of a code is scale * code + minimum; for types without a minimum it is scale * (code - kOffset); for those
+// with a table it is scale * kTable[code]. `codes` gives those of columns [32 j, 32 j + 32) of a block. kScale and
+// kMinimum are where a block's binary16 numbers stand; blocks of 256 columns multiply them by integers, `scale` and
+// `minimum`, of which a block has kScales each (of Q3_K, Q6_K and IQ4_XS in two's complement).
 #pragma once
 
 #include <cstdint>
@@ -53,6 +53,15 @@ struct FileQ8_0 {
     static void codes(const uint8_t* block, int, uint8_t* out) {
         for (int i = 0; i < 32; i++) out[i] = block[kValues + i] ^ 0x80;
     }
+};
+
+// What the codes of IQ4_NL and IQ4_XS stand for.
+struct IQ4Values {
+    static constexpr int8_t kTable[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+};
+struct FileIQ4_NL : IQ4Values {
+    static constexpr int kColumns = 32, kBytes = 18, kScale = 0;
+    static void codes(const uint8_t* block, int, uint8_t* out) { split_nibbles(block + 2, out); }
 };
 
 // K-quants: 256 columns in eight times 32.
@@ -118,6 +127,15 @@ struct FileQ6_K {
             out[i] = static_cast<uint8_t>((low[i] >> (j % 4 / 2 * 4) & 15) | (high[i] >> (2 * (j % 4)) & 3) << 4);
     }
     static uint8_t scale(const uint8_t* block, int i) { return block[192 + i]; }
+};
+struct FileIQ4_XS : IQ4Values {
+    static constexpr int kColumns = 256, kBytes = 136, kScale = 0, kScales = 8;
+    static void codes(const uint8_t* block, int j, uint8_t* out) { split_nibbles(block + 8 + 16 * j, out); }
+    // Six bits each: the upper pairs in one word, low nibbles in four bytes. Signed, after subtracting 32.
+    static uint8_t scale(const uint8_t* block, int i) {
+        const int low = block[4 + i / 2] >> (i % 2 * 4) & 15, high = block[2 + i / 4] >> (i % 4 * 2) & 3;
+        return static_cast<uint8_t>((low | high << 4) - 32);
+    }
 };
 
 }  // namespace pelton::PELTON_ISA

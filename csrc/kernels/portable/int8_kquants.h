@@ -1,4 +1,5 @@
-// int8_kquants.h: GGML's K-quants as the Int8 kernels see them. A group of eight blocks is one super-block of 256.
+// int8_kquants.h: GGML's K-quants and IQ4_XS as the Int8 kernels see them. A group of eight blocks is one super-block
+// of 256.
 //
 // The integer scales of sub-blocks join the exact integer dot, so a block adds one fma with d x activation scale. A
 // minimum is a second fma: minimum x scaled sum of x; Q2_K, which has two minima per block, sums them as integers
@@ -218,6 +219,38 @@ struct Q5_K {
             const int q = get_nibble(b.planes, r, k) | get_bit(b.planes + 4 * kPlane, r, k) << 4;
             out[k] = scale * (float)q - minimum;
         }
+    }
+};
+
+struct IQ4_XS {
+    using File = FileIQ4_XS;
+    static constexpr int kGroupHeader = kHalves, kBlockHeader = kTileRows, kPlanes = 4 * kPlane;
+    struct Weights {
+        SignedBytes w[8];
+        Scale block_scale;
+        VecF scale;
+    };
+    PELTON_INLINE static Weights unpack(Block b, int part) {
+        Weights out;
+        unpack_nonlinear(b.planes, part, out.w);
+        out.block_scale = scale_of(load_s8(b.header + part * kLanes));
+        out.scale = row_halves(b.group, part);
+        return out;
+    }
+    PELTON_INLINE static VecF accumulate(const Weights& w, const int8_t* x, const BlockInfo& info, VecF sum) {
+        const VecF product = to_float(dot(w.w, x, info.minus_sum8, w.block_scale));
+        return fused(product, w.scale * splat(info.scale), sum);
+    }
+    PELTON_INLINE static void pack(const uint8_t* file, int j, int r, MutableBlock b) {
+        uint8_t q[32];
+        File::codes(file, j, q);
+        put_nibbles(q, r, b.planes);
+        put_half(b.group, r, file + File::kScale);
+        b.header[r] = File::scale(file, j);
+    }
+    PELTON_INLINE static void dequantize(Block b, int r, float* out) {
+        const float scale = get_half(b.group, r) * (float)(int8_t)b.header[r];
+        for (int k = 0; k < 32; k++) out[k] = scale * (float)File::kTable[get_nibble(b.planes, r, k)];
     }
 };
 

@@ -1,4 +1,4 @@
-// int8_types.h: the legacy block types (GGML's Q4_0, Q4_1, Q5_0, Q5_1, Q8_0) as the Int8 kernels see them.
+// int8_types.h: the types with blocks of 32 (GGML's Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL) as the Int8 kernels see them.
 //
 // Each type says how its file block becomes planes, how planes become the bytes of a dot product, and how one block of
 // 32 columns is added to a sum: the exact integer dot, then one fma with weight scale x activation scale, and for types
@@ -196,6 +196,32 @@ struct Q8_0 {
     }
     PELTON_INLINE static void dequantize(Block b, int r, float* out) {
         for (int k = 0; k < 32; k++) out[k] = get_half(b.header, r) * (float)(int8_t)get_byte(b.planes, r, k);
+    }
+};
+
+// Codes of four bits to signed weights.
+PELTON_INLINE void unpack_nonlinear(const uint8_t* planes, int part, SignedBytes (&out)[8]) {
+    const Table table = load_table(IQ4Values::kTable);
+    const Quants codes = unpack_nibbles(planes, part);
+    for (int g = 0; g < 8; g++) out[g] = look_up(table, codes.w[g]);
+}
+
+struct IQ4_NL {
+    using File = FileIQ4_NL;
+    static constexpr int kGroupHeader = 0, kBlockHeader = kHalves, kPlanes = 4 * kPlane;
+    using Weights = Q8_0::Weights;
+    PELTON_INLINE static Weights unpack(Block b, int part) {
+        Weights out;
+        unpack_nonlinear(b.planes, part, out.w);
+        out.scale = row_halves(b.header, part);
+        return out;
+    }
+    PELTON_INLINE static VecF accumulate(const Weights& w, const int8_t* x, const BlockInfo& info, VecF sum) {
+        return Q8_0::accumulate(w, x, info, sum);
+    }
+    PELTON_INLINE static void pack(const uint8_t* file, int j, int r, MutableBlock b) { Q4_0::pack(file, j, r, b); }
+    PELTON_INLINE static void dequantize(Block b, int r, float* out) {
+        for (int k = 0; k < 32; k++) out[k] = get_half(b.header, r) * (float)File::kTable[get_nibble(b.planes, r, k)];
     }
 };
 

@@ -32,6 +32,8 @@ DEFAULT_TYPES = (
     WeightType.Q8_0,
     WeightType.Q4_K,
     WeightType.Q6_K,
+    WeightType.IQ4_NL,
+    WeightType.IQ4_XS,
     WeightType.BF16,
     WeightType.F32,
 )

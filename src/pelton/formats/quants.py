@@ -2,7 +2,7 @@
 
 Layouts are those of GGML (`ggml-common.h`, `ggml-quants.c` of llama.cpp), little-endian. The functions here
 are the definition that kernels are tested against: `dequantize` gives the same bits as llama.cpp's own.
-`quantize` of the types with blocks of 32 does too; for K-quants it is a plain quantiser without llama.cpp's
+`quantize` of the types with blocks of 32 does too; for K-quants and IQ4 it is a plain quantiser without llama.cpp's
 search for better scales.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pelton.errors import UnsupportedModel
-from pelton.formats import kquants
+from pelton.formats import iq4, kquants
 
 U8 = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
@@ -28,7 +28,7 @@ Blocks = npt.NDArray[Any]
 
 
 class WeightType(IntEnum):
-    """Weight types by their GGML id, as GGUF files store it. Those after Q6_K but BF16 can only be named."""
+    """Weight types by their GGML id, as GGUF files store it. The integers and F64 can only be named."""
 
     F32 = 0
     F16 = 1
@@ -210,9 +210,9 @@ class _Row:
     quantize: Callable[[F32, Blocks], None] | None = None
 
 
-def _opaque(block: int, num_bytes: int) -> _Row:
+def _opaque(num_bytes: int) -> _Row:
     """A type that files may hold and Pelton does not compute with."""
-    return _Row(block, np.dtype([("bytes", "u1", num_bytes)]))
+    return _Row(1, np.dtype([("bytes", "u1", num_bytes)]))
 
 
 _HALF = ("d", "<f2")
@@ -233,13 +233,13 @@ _ROWS: dict[WeightType, _Row] = {
     WeightType.Q4_K: _Row(256, kquants.Q4_K, kquants.dequantize_q4_k, kquants.quantize_q4_k),
     WeightType.Q5_K: _Row(256, kquants.Q5_K, kquants.dequantize_q5_k, kquants.quantize_q5_k),
     WeightType.Q6_K: _Row(256, kquants.Q6_K, kquants.dequantize_q6_k, kquants.quantize_q6_k),
-    WeightType.IQ4_NL: _opaque(32, 18),
-    WeightType.IQ4_XS: _opaque(256, 136),
-    WeightType.I8: _opaque(1, 1),
-    WeightType.I16: _opaque(1, 2),
-    WeightType.I32: _opaque(1, 4),
-    WeightType.I64: _opaque(1, 8),
-    WeightType.F64: _opaque(1, 8),
+    WeightType.IQ4_NL: _Row(32, iq4.IQ4_NL, iq4.dequantize_nl, iq4.quantize_nl),
+    WeightType.IQ4_XS: _Row(256, iq4.IQ4_XS, iq4.dequantize_xs, iq4.quantize_xs),
+    WeightType.I8: _opaque(1),
+    WeightType.I16: _opaque(2),
+    WeightType.I32: _opaque(4),
+    WeightType.I64: _opaque(8),
+    WeightType.F64: _opaque(8),
 }
 
 

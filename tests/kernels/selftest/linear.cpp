@@ -36,6 +36,8 @@ const Type kTypes[] = {
     {WeightType::Q4_K, "Q4_K", 256, 144, {0, 2}, kQuantShapes},
     {WeightType::Q5_K, "Q5_K", 256, 176, {0, 2}, kQuantShapes},
     {WeightType::Q6_K, "Q6_K", 256, 210, {208}, kQuantShapes},
+    {WeightType::IQ4_NL, "IQ4_NL", 32, 18, {0}, kLegacyShapes},
+    {WeightType::IQ4_XS, "IQ4_XS", 256, 136, {0}, kQuantShapes},
 };
 
 constexpr int kN = 69, kTiles = (kN + kTileRows - 1) / kTileRows, kColumns = kTiles * kTileRows, kM = 100;
