@@ -95,6 +95,10 @@ const LinearKernel* bf16_linear(WeightType type) {
             return &kernel<Q5_K>;
         case WeightType::Q6_K:
             return &kernel<Q6_K>;
+        case WeightType::IQ4_NL:
+            return &kernel<IQ4_NL>;
+        case WeightType::IQ4_XS:
+            return &kernel<IQ4_XS>;
         default:
             return nullptr;
     }

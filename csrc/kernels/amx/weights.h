@@ -55,12 +55,31 @@ template <int kPart>
 struct Affine {
     __m512 scale, minimum;
 };
+// Of a format without a minimum. -0, where a table has the values, changes no number, nor the sign of a zero.
+template <class File>
+[[gnu::always_inline]] inline Affine without_minimum(__m512 scale) {
+    if constexpr (requires { File::kTable; })
+        return {scale, _mm512_set1_ps(-0.0f)};
+    else
+        return {scale, _mm512_mul_ps(scale, _mm512_set1_ps(-File::kOffset))};
+}
+
+// Codes to what a scale multiplies: themselves, or the entries of the format's table.
+template <class File, int kBits>
+struct FileValues : CodeValues<kBits> {};
+template <class File, int kBits>
+    requires requires { File::kTable; }
+struct FileValues<File, kBits> {
+    const __m512 table =
+        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(File::kTable))));
+    [[gnu::always_inline]] __m512 operator()(__m512i code) const { return _mm512_permutexvar_ps(code, table); }
+};
 
 // Converts the codes of one step. `affine(i)` is that of column pairs [8 i, 8 i + 8).
-template <int kBits, bool kHalves, class AffineOf>
+template <class File, int kBits, bool kHalves, class AffineOf>
 [[gnu::always_inline]] inline void unpack_codes(const uint8_t* fields, const AffineOf& affine, uint16_t* tile) {
     const auto low = Fields<kBits>::template load<0>(fields), high = Fields<kBits>::template load<1>(fields);
-    const CodeValues<kBits> value;
+    const FileValues<File, kBits> value;
     Affine part0 = {}, part1 = {};
     unroll<kLaneCodes>([&](auto pair) __attribute__((always_inline)) {
         constexpr int i = decltype(pair)::value;
@@ -88,7 +107,7 @@ inline void put_half(uint8_t* halves, int r, const uint8_t* from) { __builtin_me
 
 constexpr int kHalvesBytes = 2 * kRows;  // one binary16 value per row
 
-// Legacy types. Header: the scales of step 0..7, then their minimums.
+// Types with blocks of 32. Header: the scales of step 0..7, then their minimums.
 template <class File, int kCodeBits>
 struct Legacy {
     static constexpr bool kHasMinimum = requires { File::kMinimum; };
@@ -112,14 +131,14 @@ struct Legacy {
             if constexpr (kHasMinimum)
                 return Affine{scale, load_halves(header + kMinimums)};
             else
-                return Affine{scale, _mm512_mul_ps(scale, _mm512_set1_ps(-File::kOffset))};
+                return without_minimum<File>(scale);
         };
-        unpack_codes<kCodeBits, false>(fields, affine, tile);
+        unpack_codes<File, kCodeBits, false>(fields, affine, tile);
     }
 };
 
-// K-quants. Header: d (and dmin) of the group's rows, then the integer scales (and minimums), one vector of sixteen
-// rows per 256 / kScales columns.
+// Types with blocks of 256. Header: d (and dmin) of the group's rows, then the integer scales (and minimums), one
+// vector of sixteen rows per 256 / kScales columns.
 template <class File, int kCodeBits>
 struct KQuant {
     static constexpr bool kHasMinimum = requires { File::kMinimum; };
@@ -153,11 +172,10 @@ struct KQuant {
                 return Affine{_mm512_mul_ps(d, load_unsigned(header + kScalesAt + at)),
                               _mm512_fnmadd_ps(dmin, load_unsigned(header + kMinimumsAt + at), zero)};
             } else {
-                const __m512 scale = _mm512_mul_ps(d, load_signed(header + kScalesAt + at));
-                return Affine{scale, _mm512_mul_ps(scale, _mm512_set1_ps(-File::kOffset))};
+                return without_minimum<File>(_mm512_mul_ps(d, load_signed(header + kScalesAt + at)));
             }
         };
-        unpack_codes<kCodeBits, kStepScales == 2>(fields, affine, tile);
+        unpack_codes<File, kCodeBits, kStepScales == 2>(fields, affine, tile);
     }
 };
 
@@ -184,6 +202,8 @@ using Q4_1 = Legacy<FileQ4_1, 4>;
 using Q5_0 = Legacy<FileQ5_0, 5>;
 using Q5_1 = Legacy<FileQ5_1, 5>;
 using Q8_0 = Legacy<FileQ8_0, 8>;
+using IQ4_NL = Legacy<FileIQ4_NL, 4>;
+using IQ4_XS = KQuant<FileIQ4_XS, 4>;
 using Q2_K = KQuant<FileQ2_K, 2>;
 using Q3_K = KQuant<FileQ3_K, 3>;
 using Q4_K = KQuant<FileQ4_K, 4>;
