@@ -22,6 +22,7 @@ from pelton.pool import Pool
 from pelton.progress.display import Display
 from pelton.request import (
     FinishReason,
+    Grammar,
     Message,
     Request,
     SamplingParams,
@@ -113,30 +114,34 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        json_schema: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
     ) -> list[Result]:
         """Continue a prompt or a batch of prompts, each text or token ids; one `Result` for each, in their order.
 
-        Text is plain text: control tokens in it stay text. `SamplingParams.stop` may be one string. `use_tqdm`: show
-        the batch's progress where standard error is a terminal. An error of any prompt (`InvalidRequest`) is raised
-        and ends the batch.
+        Text is plain text: control tokens in it stay text. `SamplingParams.stop` may be one string. `json_schema`: what
+        each answer must be. `use_tqdm`: show the batch's progress where standard error is a terminal. An error of any
+        prompt (`InvalidRequest`) is raised and ends the batch.
         """
         is_one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
         batch = cast("Sequence[Prompt]", [prompts] if is_one else prompts)
-        return self._answer([_prompt(each) for each in batch], sampling_params, use_tqdm)
+        fields = [{**_prompt(each), "grammar": _grammar(json_schema)} for each in batch]
+        return self._answer(fields, sampling_params, use_tqdm)
 
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        json_schema: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Result]:
-        """Answer a conversation or a batch of them; one `Result` for each. Messages are as in OpenAI's API."""
+        """Answer a conversation or a batch of them; one `Result` for each. Messages are as in OpenAI's API.
+        `json_schema`: what each answer must be."""
         is_one = bool(messages) and isinstance(messages[0], Message | Mapping)
         batch = cast("Sequence[Conversation]", [messages] if is_one else messages)
         common = {
@@ -144,6 +149,7 @@ class LLM:
             "continue_final_message": continue_final_message,
             "tools": None if tools is None else tuple(dict(tool) for tool in tools),
             "template_kwargs": dict(chat_template_kwargs or {}),
+            "grammar": _grammar(json_schema),
         }
         fields = [{"messages": tuple(map(_message, each)), **common} for each in batch]
         return self._answer(fields, sampling_params, use_tqdm)
@@ -272,6 +278,16 @@ def _prompt(prompt: Prompt) -> dict[str, Any]:
         return {"prompt_ids": tuple(map(operator.index, prompt))}  # NumPy's integers too
     except TypeError:
         raise InvalidRequest("a prompt must be a text or a sequence of token ids", param="prompt") from None
+
+
+def _grammar(json_schema: Mapping[str, Any] | None) -> Grammar | None:
+    if json_schema is None:
+        return None
+    try:
+        text = msgspec.json.encode(json_schema).decode()
+    except (TypeError, RecursionError, ValueError) as error:
+        raise InvalidRequest(f"json_schema is not JSON: {error}", param="json_schema") from None
+    return Grammar(kind="json_schema", text=text, param="json_schema")
 
 
 def _message(message: Message | Mapping[str, Any]) -> Message:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pytest
+
 from pelton import LLM, SamplingParams
+from pelton.errors import InvalidRequest
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, logprobs=1)
 
@@ -20,6 +24,12 @@ def test_library(smollm2: Path) -> None:
         [cut] = llm.generate("Count: 1 2 3 4", SamplingParams(temperature=0, max_tokens=40, stop=("7",)))
         assert (cut.text, cut.outputs[0].stop) == (" 5 6 ", "7")
         several = SamplingParams(n=3, seed=11, max_tokens=8)
+        schema = {"type": "object", "properties": {"capital": {"enum": ["Paris", "Rome"]}}, "required": ["capital"]}
+        [typed] = llm.chat(chat, SamplingParams(temperature=0), json_schema=schema)
+        assert json.loads(typed.text)["capital"] in ("Paris", "Rome")
+        assert typed.finish_reason == "stop"
+        with pytest.raises(InvalidRequest, match="uniqueItems"):
+            llm.generate("A list:", json_schema={"type": "array", "uniqueItems": True})
         first, again = (llm.generate("Once upon a time", several)[0] for _ in range(2))
         assert first.outputs == again.outputs
         assert len({output.text for output in first.outputs}) > 1
@@ -27,3 +37,4 @@ def test_library(smollm2: Path) -> None:
         assert [result.outputs for result in llm.generate(["The capital of France is"], GREEDY)] == [paris.outputs]
         assert llm.generate("Water boils at", GREEDY)[0].outputs == water.outputs
         assert llm.chat(chat, SamplingParams(temperature=0))[0].outputs == answer.outputs
+        assert llm.chat(chat, SamplingParams(temperature=0), json_schema=schema)[0].outputs == typed.outputs
