@@ -108,6 +108,8 @@ class EventStream:
         self._chunks = chunks
         self._failure = failure
         self._close = close
+        self._told = 0.0
+        """When the last bytes left, by the event loop's clock."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the answer (ASGI)."""
@@ -122,29 +124,33 @@ class EventStream:
     async def _write(self, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async with aclosing(_with_keep_alive(self._chunks)) as chunks:
+        self._told = asyncio.get_running_loop().time()
+        keeper = asyncio.ensure_future(self._keep_alive(send))  # one for all pieces: a timer for each would cost more
+        try:
+            await self._write_chunks(send)
+        finally:
+            await _cancel(keeper)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write_chunks(self, send: Send) -> None:
+        now = asyncio.get_running_loop().time
+        async with aclosing(self._chunks) as chunks:
             try:
                 async for chunk in chunks:
                     if chunk:
+                        self._told = now()
                         await send({"type": "http.response.body", "body": chunk, "more_body": True})
             except Exception as error:
                 await send({"type": "http.response.body", "body": self._failure(error), "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-
-async def _with_keep_alive(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The same chunks, with comment lines while nothing comes, so that proxies keep the connection."""
-    async with aclosing(chunks):
+    async def _keep_alive(self, send: Send) -> None:
+        """Comment lines while nothing comes, so that proxies keep the connection."""
+        now = asyncio.get_running_loop().time
         while True:
-            pending = asyncio.ensure_future(anext(chunks))
-            try:
-                while not (await asyncio.wait((pending,), timeout=KEEP_ALIVE_SECONDS))[0]:
-                    yield KEEP_ALIVE
-                yield pending.result()
-            except StopAsyncIteration:
-                return
-            finally:
-                await _cancel(pending)
+            await asyncio.sleep(self._told + KEEP_ALIVE_SECONDS - now())
+            if now() >= self._told + KEEP_ALIVE_SECONDS:
+                self._told = now()
+                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
 
 
 async def _cancel(*tasks: asyncio.Future[Any]) -> None:
