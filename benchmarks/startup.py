@@ -4,7 +4,7 @@
 
 Compares, in turn, starts that pack the weights anew with starts that read them packed from the cache folder (a
 temporary one, filled first), beside the bar for the latter: 1.0 s + 0.3 s per GB of weights. Prints each start, the
-medians, and the CPU seconds that the imports of server and engine take on their own.
+medians, the CPU seconds of all processes of a start, and those that the imports of server and engine take alone.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 IMPORTS = ["pelton.server.app", "pelton.engine.process"]
@@ -35,7 +36,7 @@ def first_token(url: str) -> None:
 
 
 def start(model: str, home: str, cache: bool, until_kept: bool = False) -> tuple[float, float]:
-    """Seconds until ready, and until the first token."""
+    """Seconds until ready, and until the first token, by the clock."""
     settings = {"PELTON_HOME": home, "PELTON_PACKED_CACHE_SIZE": "100" if cache else "0"}
     begin = time.perf_counter()
     command = [sys.executable, "-m", "pelton.cli", "serve", model, "--served-name", "m", "--port", "0"]
@@ -56,12 +57,22 @@ def start(model: str, home: str, cache: bool, until_kept: bool = False) -> tuple
         process.wait()
 
 
+def cpu_seconds() -> float:
+    """Of all processes that were begun here and have ended, with theirs."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def import_seconds(module: str) -> float:
     """CPU seconds of a fresh interpreter that imports a module."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = cpu_seconds()
     subprocess.run([sys.executable, "-c", f"import {module}"], check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return cpu_seconds() - before
+
+
+def line(kind: str, seconds: Sequence[float]) -> str:
+    ready, token, cpu = seconds
+    return f"{kind}: ready after {ready:.2f} s, first token after {token:.2f} s, {cpu:.2f} s CPU"
 
 
 def main() -> None:
@@ -69,17 +80,18 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--repeat", type=int, default=5)
     args = parser.parse_args()
-    times: dict[str, list[tuple[float, float]]] = {"packed anew": [], "from the cache": []}
+    times: dict[str, list[tuple[float, ...]]] = {"packed anew": [], "from the cache": []}
     with tempfile.TemporaryDirectory(prefix="pelton-startup-") as home:
         start(args.model, home, cache=True, until_kept=True)
         weights = sum(path.stat().st_size for path in Path(home).glob("packed/*.packed")) / 1e9
         for _ in range(args.repeat):
             for kind, found in times.items():
-                found.append(start(args.model, home, cache=kind == "from the cache"))
-                print(f"{kind}: ready after {found[-1][0]:.2f} s, first token after {found[-1][1]:.2f} s")
+                before = cpu_seconds()
+                seconds = start(args.model, home, cache=kind == "from the cache")
+                found.append((*seconds, cpu_seconds() - before))
+                print(line(kind, found[-1]))
     for kind, found in times.items():
-        ready, token = (statistics.median(column) for column in zip(*found, strict=True))
-        print(f"median, {kind}: ready after {ready:.2f} s, first token after {token:.2f} s")
+        print(line(f"median, {kind}", [statistics.median(column) for column in zip(*found, strict=True)]))
     print(f"{weights:.2f} GB of weights; the bar for a start from the cache is {1.0 + 0.3 * weights:.2f} s")
     for module in IMPORTS:
         print(f"import {module}: {statistics.median(import_seconds(module) for _ in range(5)):.2f} s CPU")

@@ -120,7 +120,7 @@ def test_a_folder_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
 def test_a_models_files_go_with_it(folder: PackedFolder) -> None:
     for name in ("aa-1", "aa-2", "ab-1"):
         put(folder, name, 100)
-    assert folder.model_bytes("aa") == 200
+    assert (folder.model_bytes("aa"), folder.num_bytes) == (200, 300)
     folder.remove_model("aa")
     assert names(folder) == ["ab-1.packed"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from math import prod
 from pathlib import Path
+from typing import Literal
 
 import click
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.table import Table
 
 from pelton import config
 from pelton.formats import checkpoint
+from pelton.formats.digest import of_model
 from pelton.hub.pull import pull as fetch
 from pelton.hub.store import Store
 from pelton.progress.display import Display
@@ -34,16 +36,22 @@ def pull(name: str) -> None:
 
 def list_models() -> None:
     """One line per model of the store."""
-    entries = Store(config.load().hub).list()
+    store = Store(config.load().hub)
+    entries = store.list()
     if not entries:
         click.echo("There are no models yet. `pelton pull smollm2` fetches a small one.")
         return
     table = Table(box=None, pad_edge=False)
-    for name in ("name", "size", "files", "from"):
-        table.add_column(name, justify="right" if name in {"size", "files"} else "left", no_wrap=name == "name")
+    for name in ("name", "size", "packed", "files", "from"):
+        justify: Literal["left", "right"] = "left" if name in {"name", "from"} else "right"
+        table.add_column(name, justify=justify, no_wrap=name == "name")
     for entry in entries:
-        table.add_row(entry.name, size_text(entry.size), str(len(entry.files)), entry.source)
+        packed = store.packed.model_bytes(of_model([file.sha256 for file in entry.files]))
+        table.add_row(entry.name, size_text(entry.size), size_text(packed), str(len(entry.files)), entry.source)
     Console().print(table)
+    if packed := store.packed.num_bytes:
+        limit = size_text(store.packed.limit)
+        click.echo(f"{size_text(packed)} of packed weights, of at most {limit}, are in {store.packed.folder}")
 
 
 def show(name: str) -> None:

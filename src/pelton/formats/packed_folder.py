@@ -64,6 +64,11 @@ class PackedFolder(msgspec.Struct, frozen=True):
         for path in Path(self.folder).glob(f"{digest}-*.packed"):
             self.discard(path.stem)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(stat.st_size for _, stat in self._files("packed"))
+
     def model_bytes(self, digest: str) -> int:
         """Bytes of all files of a model."""
         return sum(stat.st_size for path, stat in self._files("packed") if path.name.startswith(f"{digest}-"))
