@@ -100,6 +100,7 @@ SampleResult sample_result(nb::handle sampled, int num_rows) {
         most,
         view<int32_t>(sampled, "top_ids", num_rows, most),
         view<float>(sampled, "top_logprobs", num_rows, most),
+        view<int32_t>(sampled, "ranks", num_rows),
         view<float>(sampled, "mu", num_rows),
         view<uint8_t>(sampled, "errors", num_rows),
     };

@@ -332,6 +332,7 @@ void sample_row(const SampleKernels& kernels, const float* logits, const SampleP
     }
     if (params.targets[r] >= 0) {
         result.ids[r] = params.targets[r];
+        result.ranks[r] = 1 + raw.collect(std::nextafter(logits[params.targets[r]], kInfinity));
     } else if ((result.errors[r] = draw_row(raw, params, r, memory, result.ids + r, result.mu + r)) != 0) {
         return;
     }

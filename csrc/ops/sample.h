@@ -39,6 +39,7 @@ struct SampleResult {
     int max_logprobs;
     int32_t* top_ids;  // [num_rows, max_logprobs]
     float* top_logprobs;
+    int32_t* ranks;
     float* mu;
     uint8_t* errors;
 };

@@ -38,9 +38,10 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 """The least and the most that a parameter may be."""
 OPTIONAL_RANGES: dict[str, tuple[float, float]] = {
-    "max_tokens": (1, math.inf),
+    "max_tokens": (0, math.inf),
     "seed": (-(2**63), 2**64 - 1),
     "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
 }
 """Of parameters that may also be None."""
 

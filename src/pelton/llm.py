@@ -29,6 +29,7 @@ from pelton.request import (
     TextDelta,
     TextDone,
     TextFinish,
+    TextPrompt,
     TokenText,
     Usage,
 )
@@ -61,6 +62,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     outputs: tuple[Output, ...]
     usage: Usage
+    prompt_logprobs: tuple[TokenText | None, ...] | None = None
+    """Each token of the prompt with its logprob and its likeliest rivals, where `SamplingParams.prompt_logprobs` asked
+    for them; None for the first."""
 
     @property
     def text(self) -> str:
@@ -246,9 +250,12 @@ async def _fold(service: Service, request: Request) -> Result:
     logprobs: list[list[TokenText]] = [[] for _ in range(n)]
     finishes: dict[int, TextFinish] = {}
     usage = Usage()
+    prompt_logprobs: tuple[TokenText | None, ...] | None = None
     async with aclosing(await service.generate(request)) as events:
         async for event in events:
             match event:
+                case TextPrompt():
+                    prompt_logprobs = (None, *event.tokens)
                 case TextDelta(choice=choice):
                     texts[choice].append(event.text)
                     ids[choice] += event.token_ids
@@ -268,7 +275,7 @@ async def _fold(service: Service, request: Request) -> Result:
         )
         for i in range(n)
     )
-    return Result(outputs=outputs, usage=usage)
+    return Result(outputs=outputs, usage=usage, prompt_logprobs=prompt_logprobs)
 
 
 def _prompt(prompt: Prompt) -> dict[str, Any]:

@@ -17,7 +17,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are chosen. Field names are those of vLLM and of OpenAI's API.
 
-    `None` for `max_tokens` means: until the context is full. `seed` None means: one is drawn at the border.
+    `None` for `max_tokens` means: until the context is full; 0: no answer, only what is asked about the prompt. `seed`
+    None means: one is drawn at the border.
     Ranges are checked at the border (`service`), not here.
     """
 
@@ -59,6 +60,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool = False
     logprobs: int | None = None
     """None: no logprobs; k: that of the chosen token and of the k likeliest ones."""
+    prompt_logprobs: int | None = None
+    """The same of each token of the prompt but the first."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +108,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that the request may take in all; None: the server's setting."""
     queue_timeout: float | None = None
     """Seconds that it may wait for its turn; None: the server's setting."""
+    echo: bool = False
+    """Is the prompt part of the answer?"""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
@@ -156,6 +161,17 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
     request_id: str
 
 
+class PromptEvent(msgspec.Struct, frozen=True, array_like=True, tag="prompt"):
+    """The prompt's next token, from the second one on, where their logprobs were asked for. `rank`: 1 and the number of
+    likelier tokens."""
+
+    request_id: str
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[Logprob, ...]
+
+
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True, tag="token"):
     """One token of one choice. `top` holds the likeliest tokens where logprobs were asked for."""
 
@@ -193,7 +209,7 @@ class ErrorEvent(msgspec.Struct, frozen=True, array_like=True, tag="error"):
     """Seconds after which it is worth trying again, where it is."""
 
 
-Event = Accepted | TokenEvent | Finish | Done | ErrorEvent
+Event = Accepted | PromptEvent | TokenEvent | Finish | Done | ErrorEvent
 """What the engine's client hands out. Every accepted request ends in exactly one `Done` or `ErrorEvent`, and each of
 its choices in one `Finish` before that."""
 
@@ -206,6 +222,18 @@ class TokenText(msgspec.Struct, frozen=True, kw_only=True):
     bytes: bytes
     logprob: float
     top: tuple[TokenText, ...] = ()
+    rank: int | None = None
+    """1: the likeliest. Of the chosen token of an answer it is not known."""
+
+
+class TextPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompt, where it is part of the answer or its logprobs were asked for: once, before anything else."""
+
+    text: str
+    texts: tuple[str, ...]
+    """Of each token."""
+    tokens: tuple[TokenText, ...] = ()
+    """All tokens but the first, where their logprobs were asked for."""
 
 
 class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,6 +262,6 @@ class TextDone(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
 
 
-TextEvent = TextDelta | TextFinish | TextDone
+TextEvent = TextPrompt | TextDelta | TextFinish | TextDone
 """What the service yields. Errors are raised as exceptions of `errors`, also in the middle of a stream: then each
 choice that was still open has ended in a `TextFinish` of reason "error"."""

@@ -29,6 +29,7 @@ from pelton.request import (
     Finish,
     Grammar,
     Message,
+    PromptEvent,
     Request,
     SamplingParams,
     TextDelta,
@@ -41,6 +42,7 @@ from pelton.request import (
 )
 from pelton.text.chat import ChatTemplate
 from pelton.text.disguise import strings
+from pelton.text.prompt_logprobs import AskedPrompt, token_text
 from pelton.text.stream import TextStream
 from pelton.text.words import TokenSearch, spellings
 
@@ -135,6 +137,8 @@ class Service:
         `max_tokens` over what the context has left is cut to that; the choice then ends with reason "length".
         """
         check_sampling(request.sampling, self.vocab_size)
+        if request.sampling.max_tokens == 0 and request.sampling.prompt_logprobs is None and not request.echo:
+            raise InvalidRequest("max_tokens 0 asks for no answer, and nothing about the prompt", param="max_tokens")
         _check_policy(request)
         prompt_ids = await self.encode(request)
         source = "messages" if request.messages is not None else "prompt"
@@ -154,7 +158,8 @@ class Service:
             queue_timeout=request.queue_timeout,
             grammar=request.grammar,
         )
-        events = _Answer(self, engine_request, sampling).events()
+        prompt = AskedPrompt(self.tokenizer, request, engine_request)
+        events = _Answer(self, engine_request, sampling, prompt).events()
         await anext(events)  # The acceptance. From here on, closing `events` aborts the request.
         return events
 
@@ -234,7 +239,7 @@ class Service:
         if num_prompt == 0:
             raise InvalidRequest("the prompt is empty", param=source)
         room = self.context - num_prompt
-        if room < 1:
+        if room < (sampling.max_tokens != 0):
             raise self._too_long(num_prompt, source)
         limit = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
@@ -263,7 +268,8 @@ class _Choice:
 class _Answer:
     """A request under way: the engine's events -> text events."""
 
-    def __init__(self, service: Service, request: EngineRequest, sampling: SamplingParams) -> None:
+    def __init__(self, service: Service, request: EngineRequest, sampling: SamplingParams, prompt: AskedPrompt) -> None:
+        self._prompt = prompt
         self._engine = service.engine
         self._tokenizer = service.tokenizer
         self._request = request
@@ -292,6 +298,11 @@ class _Answer:
                     case Accepted():
                         self._is_accepted = True
                         yield TextDelta(choice=0, text="")
+                        for told in self._prompt.start():
+                            yield told
+                    case PromptEvent():
+                        for told in self._prompt.take(event):
+                            yield told
                     case TokenEvent():
                         for piece in self._take(event):
                             yield piece
@@ -355,13 +366,9 @@ class _Answer:
         return [TextDelta(choice=index, text=text, token_ids=token_ids, tokens=tokens)]
 
     def _token_text(self, event: TokenEvent) -> TokenText:
-        def named(id: int, logprob: float, top: tuple[TokenText, ...] = ()) -> TokenText:
-            data = self._tokenizer.token_bytes(id)
-            return TokenText(id=id, text=data.decode("utf-8", "replace"), bytes=data, logprob=logprob, top=top)
-
         if event.logprob is None:
             raise InternalError("the engine sent a token without the logprob that was asked for")
-        return named(event.token_id, event.logprob, tuple(named(each.id, each.logprob) for each in event.top))
+        return token_text(self._tokenizer, event.token_id, event.logprob, event.top)
 
     def _count(self, usage: Usage) -> Usage:
         """What the engine counted, but without tokens that it made after a stop string was found."""

@@ -15,7 +15,7 @@ from pelton.engine.engine import Engine
 from pelton.engine.protocol import Start
 from pelton.errors import InsufficientMemory
 from pelton.formats.quants import WeightType
-from pelton.request import Done, EngineRequest, Event, Finish, SamplingParams, TokenEvent, Usage
+from pelton.request import Done, EngineRequest, Event, Finish, PromptEvent, SamplingParams, TokenEvent, Usage
 from tests.models import convert, tiny
 
 CASES = {
@@ -24,7 +24,7 @@ CASES = {
     "gemma3-wide": ("gemma3", {"sliding_window": 100}),
 }
 MEMORY = 32 << 20
-Answer = list[TokenEvent | Finish]
+Answer = list[PromptEvent | TokenEvent | Finish]
 
 
 @pytest.fixture(scope="module", params=list(CASES))
@@ -59,7 +59,8 @@ def run(engine: Engine, requests: list[EngineRequest]) -> tuple[dict[str, Answer
         assert isinstance(events[-1], Done), events[-1]
         usages[id] = events[-1].usage
     answers = {
-        id: sorted((e for e in events if isinstance(e, TokenEvent | Finish)), key=lambda e: e.choice)
+        id: [e for e in events if isinstance(e, PromptEvent)]
+        + sorted((e for e in events if isinstance(e, TokenEvent | Finish)), key=lambda e: e.choice)
         for id, events in told.items()
     }
     return answers, usages
@@ -92,6 +93,7 @@ def mix(vocab: int) -> list[EngineRequest]:
         ),
         ask("biased", prompt(100), logit_bias={7: 3.0, 9: -5.0}, min_p=0.05, temperature=1.2, top_k=20, seed=2),
         ask("min", prompt(45), min_tokens=5, stop_token_ids=tuple(range(0, vocab, 3)), max_tokens=20),
+        ask("scored", prompt(110), prompt_logprobs=2, n=2, temperature=1.0),
         ask("filters", prompt(40), typical_p=0.8, top_n_sigma=2.0, xtc_probability=0.5, temperature=1.3, seed=4),
         ask("mirostat", prompt(50), mirostat_mode=2, mirostat_tau=3.0, temperature=1.0, n=2, max_tokens=30),
         ask("dry", prompt(20) * 3, dry_multiplier=2.0, allowed_token_ids=tuple(range(0, vocab, 2)), max_tokens=20),

@@ -16,7 +16,17 @@ from pelton.engine.budget import MemoryBudget
 from pelton.engine.engine import Engine
 from pelton.engine.runner import Runner
 from pelton.ops.data import BLOCK_TOKENS, NULL_BLOCK, Batch
-from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Event, Finish, SamplingParams, TokenEvent
+from pelton.request import (
+    Accepted,
+    Done,
+    EngineRequest,
+    ErrorEvent,
+    Event,
+    Finish,
+    PromptEvent,
+    SamplingParams,
+    TokenEvent,
+)
 
 VOCAB = 50
 TOP = 4
@@ -74,14 +84,16 @@ class ToyPending:
         mus: list[float] = []
         for row, seen in enumerate(self.views):
             mu = mus[-1] if params.chain[row] else float(params.mirostat_mu[row])
-            ids.append(next_token(seen, params, row, mu))
+            target = int(params.targets[row])
+            ids.append(next_token(seen, params, row, mu) if target < 0 else target)
             mus.append(mu + (ids[-1] / 2 if params.mirostat_tau[row] > 0 else 0))
         top = [[digest(seen, k) % VOCAB for k in range(max(most, 0))] for seen in self.views]
         logprobs = np.array([-digest(seen, id) / 2**32 for seen, id in zip(self.views, ids, strict=True)], np.float32)
         top_ids = np.array(top, np.int32).reshape(len(ids), -1)
         errors = np.array([len(banned_in(params, row)) == VOCAB for row in range(len(ids))]) * np.uint8(NO_TOKEN)
         mu = np.array(mus, np.float32)
-        return Sampled(np.array(ids, np.int32), logprobs, top_ids, -top_ids.astype(np.float32), mu, errors)
+        ranks = np.maximum(params.targets + 1, 0)
+        return Sampled(np.array(ids, np.int32), logprobs, top_ids, -top_ids.astype(np.float32), ranks, mu, errors)
 
 
 class ToyExecutor:
@@ -223,8 +235,9 @@ class Transcript:
 
     def answers(self, id: str) -> list[Event]:
         """All but the usage, choice by choice: what the exactness law speaks of."""
+        scores = [e for e in self.events[id] if isinstance(e, PromptEvent)]
         told = [e for e in self.events[id] if isinstance(e, TokenEvent | Finish)]
-        return sorted(told, key=lambda e: e.choice)
+        return [*scores, *sorted(told, key=lambda e: e.choice)]
 
     def last(self, id: str) -> Event:
         return self.events[id][-1]

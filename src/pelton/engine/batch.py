@@ -13,10 +13,12 @@ from pelton.ops.data import I32, NULL_BLOCK, Batch
 
 
 class Row(NamedTuple):
-    """A logit row of a step: the token after its sequence's own and the first `offset` of its draft is to be drawn."""
+    """A logit row of a step: the token after its sequence's own and the first `offset` of its draft is to be drawn.
+    Or, with a `target`, that one's logprob is asked for: a token of the prompt."""
 
     sequence: Sequence
     offset: int = 0
+    target: int = -1
 
 
 def build(chunks: dict[Sequence, int], num_groups: int) -> tuple[Batch, list[Row]]:
@@ -54,13 +56,21 @@ def num_drafted(sequence: Sequence, num_tokens: int) -> int:
 
 
 def rows_of(sequence: Sequence, num_tokens: int) -> list[tuple[int, Row]]:
-    """The rows of a sequence's next `num_tokens` tokens, each behind its token's place among these: one for its last
-    own token (one per choice that is to fork from it, too), and one for each of its draft."""
-    last = sequence.num_new - 1
+    """The rows of a sequence's next `num_tokens` tokens, each behind its token's place among these: one for each that
+    stands before a token of the prompt to be scored, one for its last own token (one per choice that is to fork from
+    it, too), and one for each of its draft."""
+    first, last = sequence.num_computed, sequence.num_new - 1
+    rows = [(i, Row(sequence, 0, sequence.tokens[first + i + 1])) for i in scored(sequence, num_tokens)]
     if last >= num_tokens:
-        return []
-    rows = [(last, Row(choice)) for choice in (sequence, *sequence.children)]
+        return rows
+    rows += [(last, Row(choice)) for choice in (sequence, *sequence.children)]
     return rows + [(last + j, Row(sequence, j)) for j in range(1, num_tokens - last)]
+
+
+def scored(sequence: Sequence, num_tokens: int) -> range:
+    """Places, among a sequence's next `num_tokens` tokens, of those that score the token behind them."""
+    first, end = sequence.group.num_scored - 1, sequence.num_prompt - 1
+    return range(max(0, first - sequence.num_computed), min(num_tokens, end - sequence.num_computed))
 
 
 def _table(sequences: Iterable[Sequence], group: int) -> I32:

@@ -130,8 +130,8 @@ class Grammars:
     def start_masks(self, rows: Rows[Row]) -> Future[Masks] | None:
         """What may come next by the constraint of each row that has one, in their order. None: no row has."""
         constrained: list[tuple[Constraint, list[int]]] = []
-        for sequence, offset in rows:
-            if sequence.constraint is None:
+        for sequence, offset, target in rows:
+            if sequence.constraint is None or target >= 0:
                 continue
             if offset == 0:
                 constrained.append((sequence.constraint, []))

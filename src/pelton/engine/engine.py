@@ -35,6 +35,7 @@ from pelton.request import (
     Finish,
     FinishReason,
     Logprob,
+    PromptEvent,
     TokenEvent,
     Usage,
 )
@@ -203,8 +204,8 @@ class Engine:
                 raise InvalidRequest(f"{name} names token {outside[0]}; ids are from 0 to {vocab_size - 1}", param=name)
         if not 1 <= sampling.n <= self.runner.max_sequences:
             raise InvalidRequest(f"n is {sampling.n}, must be from 1 to {self.runner.max_sequences}", param="n")
-        if sampling.max_tokens is None or sampling.max_tokens < 1:
-            raise InvalidRequest(f"max_tokens is {sampling.max_tokens}, must be at least 1", param="max_tokens")
+        if sampling.max_tokens is None or sampling.max_tokens < 0:
+            raise InvalidRequest(f"max_tokens is {sampling.max_tokens}, must be at least 0", param="max_tokens")
         if len(request.prompt_ids) + sampling.max_tokens > self.context:
             raise ContextLengthExceeded(
                 f"the prompt has {len(request.prompt_ids)} tokens, which with max_tokens {sampling.max_tokens} "
@@ -276,13 +277,20 @@ class Engine:
 
     def _emit(self, rows: list[Row], sampled: Sampled, accepted: Mapping[Sequence, int]) -> None:
         errors, mus = sampled.errors.tolist(), sampled.mu.tolist()
-        for row, ((sequence, offset), token) in enumerate(zip(rows, sampled.ids.tolist(), strict=True)):
+        for row, ((sequence, offset, target), token) in enumerate(zip(rows, sampled.ids.tolist(), strict=True)):
             group = sequence.group
             kept = accepted.get(sequence, 0)
             if offset > kept or sequence.state == "finished":  # another choice of its request could not draw
                 continue
+            if target < 0 and sequence.num_prompt == sequence.max_length:  # it is not to draw at all
+                self._finish(sequence, "length")
+                continue
             if errors[row]:
                 self._fail_group(group, _draw_error(errors[row]))
+                continue
+            if target >= 0:
+                group.num_scored += 1
+                self._events.append(_scored(sequence, target, sampled, row))
                 continue
             group.num_completion += 1
             if sequence.constraint is not None:
@@ -349,12 +357,16 @@ def _draw_error(code: int) -> PeltonError:
 
 
 def _with_logprobs(sequence: Sequence, token: int, sampled: Sampled, row: int) -> TokenEvent:
-    wanted = sequence.group.num_logprobs
+    top = _top(sampled, row, sequence.group.num_logprobs)
+    return TokenEvent(sequence.group.request.id, sequence.choice, token, float(sampled.logprobs[row]), top)
+
+
+def _scored(sequence: Sequence, token: int, sampled: Sampled, row: int) -> PromptEvent:
+    request = sequence.group.request
+    top = _top(sampled, row, request.sampling.prompt_logprobs)
+    return PromptEvent(request.id, token, float(sampled.logprobs[row]), int(sampled.ranks[row]), top)
+
+
+def _top(sampled: Sampled, row: int, wanted: int | None) -> tuple[Logprob, ...]:
     ids, logprobs = sampled.top_ids[row, :wanted].tolist(), sampled.top_logprobs[row, :wanted].tolist()
-    return TokenEvent(
-        sequence.group.request.id,
-        sequence.choice,
-        token,
-        float(sampled.logprobs[row]),
-        tuple(map(Logprob, ids, logprobs)),
-    )
+    return tuple(map(Logprob, ids, logprobs))

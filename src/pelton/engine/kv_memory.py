@@ -103,10 +103,12 @@ class KVMemory:
     # a sequence's way
 
     def match(self, sequence: Sequence) -> Match:
-        """The longest cached beginning. The last token is always left to be computed: its logits are needed."""
+        """The longest cached beginning. The last token is always left to be computed, and those that score the ones
+        behind them: their logits are needed."""
         if not self.is_caching:
             return Match([], 0)
-        return Match(*self.cache.match(self._namespace(sequence), sequence.tokens, sequence.num_tokens - 1))
+        limit = sequence.num_tokens - 1 if sequence.is_scored else sequence.group.num_scored - 1
+        return Match(*self.cache.match(self._namespace(sequence), sequence.tokens, limit))
 
     def attach(self, sequence: Sequence, match: Match) -> None:
         """Give a sequence without blocks what the cache has for it; `can_admit` has said that it fits. The head of

@@ -113,12 +113,14 @@ class Pace:
         target = self.target or max(TARGET, PLAIN_STEPS * plain)
         return max(target / (1 + self.spread), LEAST * plain)
 
-    def chunk_seconds(self, start: int, num_tokens: int) -> float:
-        """What a chunk that begins at `start`, and ends its prompt, adds to a step."""
-        shape = Shape(num_tokens, 1, start + num_tokens, num_pairs(start, num_tokens))
+    def chunk_seconds(self, start: int, num_tokens: int, is_scored: bool = True) -> float:
+        """What a chunk that begins at `start`, and ends its prompt, adds to a step. Each token of one that is not
+        `is_scored` has a row."""
+        num_rows = 1 if is_scored else num_tokens
+        shape = Shape(num_tokens, num_rows, start + num_tokens, num_pairs(start, num_tokens))
         return self.predict(shape) - self.prices.step
 
-    def chunk_within(self, seconds: float, start: int) -> int:
+    def chunk_within(self, seconds: float, start: int, is_scored: bool = True) -> int:
         """The most tokens of a chunk that adds no more than so many seconds to a step."""
         if seconds == math.inf:
             return 1 << 30
@@ -126,5 +128,5 @@ class Pace:
         left = seconds - prices.row - prices.read * start
         if left <= 0:
             return 0
-        slope = prices.token + prices.read + prices.pair * (start + 0.5)
+        slope = prices.token + prices.row * (not is_scored) + prices.read + prices.pair * (start + 0.5)
         return int(2 * left / (slope + math.sqrt(slope * slope + 2 * prices.pair * left)))

@@ -70,7 +70,7 @@ def has_changing_additions(params: SamplingParams) -> bool:
 
 def additions(row: Row) -> tuple[I32, F32]:
     """What is added to which logits: the DRY penalty, logit_bias, bans; a token may stand more than once."""
-    sequence, offset = row
+    sequence, offset, _ = row
     request = sequence.group.request
     params = request.sampling
     ids, values = list(params.logit_bias), list(params.logit_bias.values())
@@ -89,7 +89,7 @@ def additions(row: Row) -> tuple[I32, F32]:
 
 def _bad_word_ends(row: Row) -> set[int]:
     """The tokens that would complete a bad word. Only the output counts."""
-    sequence, offset = row
+    sequence, offset, _ = row
     longest = max(map(len, sequence.group.request.bad_words_ids), default=1) - 1
     first = max(sequence.num_prompt, len(sequence.tokens) - longest)
     output = tuple(sequence.tokens[first:] + sequence.draft[:offset])

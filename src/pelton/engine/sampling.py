@@ -16,8 +16,10 @@ from pelton.engine.batch import Row
 from pelton.engine.constraints import Masks
 from pelton.engine.penalties import History, additions, has_changing_additions, has_counted_penalty
 from pelton.ops.data import I32
+from pelton.request import SamplingParams
 
 _NO_IDS = np.empty(0, np.int32)
+_NO_ADDITIONS = (_NO_IDS, np.empty(0, np.float32))
 _SEED_MASK = (1 << 64) - 1
 
 
@@ -27,7 +29,7 @@ class Sampling:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._rows: list[Row] = []
-        self._static: SampleArrays = _columns([])
+        self._static: SampleArrays = _columns([], [])
         self._has_penalties = self._has_draws = self._has_additions = self._has_mirostat = False
 
     def arrays(self, rows: list[Row], masks: Future[Masks] | None = None) -> SampleArrays:
@@ -37,7 +39,7 @@ class Sampling:
             self._prepare(rows)
         changed: dict[str, Any] = {}
         if self._has_draws:
-            changed["position"] = np.array([sequence.num_output + offset for sequence, offset in rows], np.int32)
+            changed["position"] = np.array([sequence.num_output + offset for sequence, offset, _ in rows], np.int32)
         if self._has_penalties:
             changed |= _histories(rows)
         if self._has_additions:
@@ -49,9 +51,9 @@ class Sampling:
         return replace(self._static, **changed) if changed else self._static
 
     def _prepare(self, rows: list[Row]) -> None:
-        params = [row.sequence.group.request.sampling for row in rows]
+        params = list(map(_params, rows))
         self._rows = list(rows)
-        self._static = _columns(rows)
+        self._static = _columns(rows, params)
         self._has_draws = any(p.temperature > 0 for p in params)
         self._has_mirostat = any(p.mirostat_mode for p in params)
         self._has_penalties = any(map(has_counted_penalty, params))
@@ -59,18 +61,23 @@ class Sampling:
         if not self._has_additions and any(p.logit_bias for p in params):
             self._static = replace(self._static, **_additions(rows))
         if any(p.allowed_token_ids is not None for p in params):
-            self._static = replace(self._static, **self._allowed(rows))
+            self._static = replace(self._static, **self._allowed(params))
 
-    def _allowed(self, rows: list[Row]) -> dict[str, Any]:
+    def _allowed(self, params: list[SamplingParams]) -> dict[str, Any]:
         """The masks of rows with `allowed_token_ids`."""
         masks: list[npt.NDArray[np.uint32]] = []
         numbers: list[int] = []
-        for sequence, _ in rows:
-            allowed = sequence.group.request.sampling.allowed_token_ids
-            numbers.append(-1 if allowed is None else len(masks))
-            if allowed is not None:
-                masks.append(bit_row(allowed, self._vocab_size))
+        for each in params:
+            numbers.append(-1 if each.allowed_token_ids is None else len(masks))
+            if each.allowed_token_ids is not None:
+                masks.append(bit_row(each.allowed_token_ids, self._vocab_size))
         return {"masks": np.stack(masks), "mask_rows": np.array(numbers, np.int32)}
+
+
+def _params(row: Row) -> SamplingParams:
+    """What the row asks for."""
+    sampling = row.sequence.group.request.sampling
+    return sampling if row.target < 0 else SamplingParams(temperature=0.0, logprobs=sampling.prompt_logprobs)
 
 
 def bit_row(ids: Rows[int], vocab_size: int) -> npt.NDArray[np.uint32]:
@@ -80,9 +87,7 @@ def bit_row(ids: Rows[int], vocab_size: int) -> npt.NDArray[np.uint32]:
     return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
 
 
-def _columns(rows: list[Row]) -> SampleArrays:
-    params = [row.sequence.group.request.sampling for row in rows]
-
+def _columns(rows: list[Row], params: list[SamplingParams]) -> SampleArrays:
     def column(values: Rows[float], kind: type[np.generic]) -> npt.NDArray[Any]:
         return np.array(values, kind)
 
@@ -91,6 +96,7 @@ def _columns(rows: list[Row]) -> SampleArrays:
 
     return replace(
         greedy_rows(len(rows)),
+        targets=column([row.target for row in rows], np.int32),
         temperature=column([p.temperature for p in params], np.float32),
         top_p=column([p.top_p for p in params], np.float32),
         min_p=column([p.min_p for p in params], np.float32),
@@ -114,7 +120,7 @@ def _columns(rows: list[Row]) -> SampleArrays:
 def _masks(static: SampleArrays, rows: list[Row], masks: Masks) -> dict[str, Any]:
     """The masks of grammars, and of rows with `allowed_token_ids`; a row that has both may have what both allow."""
     numbers = np.full(len(rows), -1, np.int32)
-    constrained = np.flatnonzero([row.sequence.constraint is not None for row in rows])
+    constrained = np.flatnonzero([row.sequence.constraint is not None and row.target < 0 for row in rows])
     numbers[constrained] = np.arange(len(constrained))
     if static.masks is not None and static.mask_rows is not None:
         for row in np.flatnonzero(static.mask_rows >= 0).tolist():
@@ -132,7 +138,7 @@ def _offsets(lists: Rows[npt.NDArray[Any]]) -> I32:
 
 
 def _additions(rows: list[Row]) -> dict[str, Any]:
-    entries = [additions(row) for row in rows]
+    entries = [additions(row) if row.target < 0 else _NO_ADDITIONS for row in rows]
     return {
         "bias_offsets": _offsets([ids for ids, _ in entries]),
         "bias_ids": np.concatenate([ids for ids, _ in entries]),
@@ -143,8 +149,8 @@ def _additions(rows: list[Row]) -> dict[str, Any]:
 def _histories(rows: list[Row]) -> dict[str, Any]:
     ids: list[I32] = []
     counts: list[I32] = []
-    for sequence, offset in rows:
-        if not has_counted_penalty(sequence.group.request.sampling):
+    for sequence, offset, target in rows:
+        if target >= 0 or not has_counted_penalty(sequence.group.request.sampling):
             ids.append(_NO_IDS)
             counts.append(_NO_IDS)
             continue

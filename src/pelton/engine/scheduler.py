@@ -20,7 +20,7 @@ from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pelton.engine.batch import num_drafted
+from pelton.engine.batch import num_drafted, scored
 from pelton.engine.fairness import OUTPUT
 from pelton.engine.kv_memory import KVMemory, Match
 from pelton.engine.moves import Move
@@ -48,6 +48,8 @@ class Work:
             behind = start + num_tokens - len(sequence.tokens)
             if behind >= 0:
                 rows += sequence.num_slots + behind
+            if not sequence.is_scored:
+                rows += len(scored(sequence, num_tokens))
             tokens += num_tokens
             read += start + num_tokens
             pairs += num_pairs(start, num_tokens)
@@ -143,19 +145,19 @@ class Scheduler:
         tokens, seconds = self.max_tokens - sum(work.chunks.values()), self._spare_seconds(work)
         oldest = min(prefills, key=lambda s: s.age)
         kept_tokens = min(oldest.num_new, -(-tokens // 4))
-        kept_seconds = min(seconds / 4, self.pace.chunk_seconds(oldest.num_computed, oldest.num_new))
+        kept_seconds = min(seconds / 4, self.pace.chunk_seconds(oldest.num_computed, oldest.num_new, oldest.is_scored))
         for sequence in sorted(prefills, key=lambda s: (s.rank, s.num_new)):
             self._extend_match(sequence)
             if sequence is oldest:
                 kept_tokens, kept_seconds = 0, 0.0
             start = sequence.num_computed
-            within = self.pace.chunk_within(seconds - kept_seconds, start)
+            within = self.pace.chunk_within(seconds - kept_seconds, start, sequence.is_scored)
             num_tokens = min(sequence.num_new, tokens - kept_tokens, max(within, sequence is oldest))
             if num_tokens > 0:
                 self._give_chunk(work, sequence, num_tokens)
                 given = work.chunks.get(sequence, 0)
                 tokens -= given
-                seconds -= self.pace.chunk_seconds(start, given)
+                seconds -= self.pace.chunk_seconds(start, given, sequence.is_scored)
 
     def _spare_seconds(self, work: Work) -> float:
         """What prefills may add to the time of a step with these decodes."""

@@ -75,6 +75,11 @@ class Sequence:
         return self.group.arrival, self.choice
 
     @property
+    def is_scored(self) -> bool:
+        """Is nobody to be told logprobs of its prompt any more?"""
+        return self.group.num_scored >= self.num_prompt
+
+    @property
     def num_tokens(self) -> int:
         """Prompt and output."""
         return len(self.tokens)
@@ -99,9 +104,8 @@ class SequenceGroup:
     """A request and its choices."""
 
     __slots__ = (
-        "arrival", "dry_breakers", "end_ids", "is_accepted", "num_cached", "num_completion", "num_logprobs", "request",
-        "sequences",
-        "tenant",
+        "arrival", "dry_breakers", "end_ids", "is_accepted", "num_cached", "num_completion", "num_logprobs",
+        "num_scored", "request", "sequences", "tenant",
     )  # fmt: skip
 
     def __init__(self, request: EngineRequest, arrival: int) -> None:
@@ -113,6 +117,8 @@ class SequenceGroup:
         self.num_cached: int | None = None
         """Prompt tokens that came from the prefix cache; None until the first step."""
         self.num_logprobs = request.sampling.logprobs
+        self.num_scored = len(request.prompt_ids) if request.sampling.prompt_logprobs is None else 1
+        """Tokens of the prompt whose logprobs are known, or nobody asks for; the first one has none."""
         self.num_completion = 0
         """Tokens drawn over all choices, those that ended a choice included."""
         self.end_ids = frozenset(request.sampling.stop_token_ids) | frozenset(

@@ -15,7 +15,7 @@ def count_accepted(rows: list[Row], sampled: Sampled) -> dict[Sequence, int]:
     """How many tokens of its draft each sequence keeps; those without a draft in the step are left out."""
     ids, errors = sampled.ids, sampled.errors
     accepted: dict[Sequence, int] = {}
-    for i, (sequence, offset) in enumerate(rows):
+    for i, (sequence, offset, _) in enumerate(rows):
         if offset > 0:
             kept = accepted.setdefault(sequence, 0)
             was_drawn = not errors[i - 1] and ids[i - 1] == sequence.draft[offset - 1]

@@ -3,7 +3,7 @@
 The chain of one row, from raw logits:
 
 1. Logprobs, where wanted, are log softmax of the raw logits; the likeliest are listed, ties to the lowest id. A row
-   with a target ends here: that token's logprob is what is asked for.
+   with a target ends here: that token's logprob and its rank (1 and the number of larger logits) are asked for.
 2. A row with an override goes on with that in place of its logits: what logits processors have made of them.
 3. Penalties. Repetition: the logit of each token in prompt or output is divided by the penalty if positive, else
    multiplied. Then presence is subtracted once, and frequency times its count, for each token in the output.
@@ -113,6 +113,7 @@ class Sampled(NamedTuple):
     logprobs: F32  # [R] of the drawn ids; zeros where none were wanted
     top_ids: I32  # [R, largest num_logprobs]: descending, ties to the lowest id; zeros behind a row's own number
     top_logprobs: F32
+    ranks: I32  # [R] of targets; zeros elsewhere
     mu: F32  # [R] mirostat's, after the draw
     errors: U8  # [R] BAD_LOGITS, NO_TOKEN, or 0
 
@@ -175,6 +176,7 @@ def no_samples(num_rows: int, params: SampleArrays) -> Sampled:
         logprobs=np.zeros(num_rows, np.float32),
         top_ids=np.zeros((num_rows, most), np.int32),
         top_logprobs=np.zeros((num_rows, most), np.float32),
+        ranks=np.zeros(num_rows, np.int32),
         mu=np.zeros(num_rows, np.float32),
         errors=np.zeros(num_rows, np.uint8),
     )
@@ -190,6 +192,7 @@ def sample(logits: F32, params: SampleArrays) -> Sampled:
             continue
         if params.targets[r] >= 0:
             out.ids[r] = params.targets[r]
+            out.ranks[r] = 1 + (raw > raw[params.targets[r]]).sum()
         else:
             with np.errstate(over="ignore", invalid="ignore"):
                 edited = edit(raw, params, r)

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from pelton.errors import InternalError, PeltonError
 from pelton.pool import Pool
-from pelton.request import Request, TextDelta, TextDone, TextEvent, TextFinish, TokenText, Usage
+from pelton.request import Request, TextDelta, TextDone, TextEvent, TextFinish, TextPrompt, TokenText, Usage
 from pelton.server.wire import JSON, EventStream, unless_gone
 
 log = logging.getLogger("pelton.server")
@@ -27,6 +27,7 @@ IndexedStream = AsyncGenerator[tuple[int, TextEvent], None]
 class Choice:
     """All of one choice, for an answer in one piece."""
 
+    prompt: TextPrompt | None = None
     text: list[str] = field(default_factory=list)
     tokens: list[TokenText] = field(default_factory=list)
     finish: TextFinish | None = None
@@ -43,6 +44,10 @@ class Reply(Protocol):
 
     def opening(self, index: int) -> bytes:
         """What a stream begins with for this choice."""
+        ...
+
+    def prompt(self, index: int, prompt: TextPrompt) -> bytes:
+        """What a stream tells of this choice's prompt, before its first piece."""
         ...
 
     def delta(self, index: int, delta: TextDelta) -> bytes:
@@ -150,6 +155,8 @@ async def _chunks(reply: Reply, events: IndexedStream, count: int) -> AsyncGener
         yield b"".join(reply.opening(i) for i in range(count))
         async for index, event in events:
             match event:
+                case TextPrompt():
+                    yield b"".join(reply.prompt(i, event) for i in range(index, index + reply.num_choices))
                 case TextDelta():
                     yield reply.delta(index, event)
                 case TextFinish(reason="error"):
@@ -168,6 +175,9 @@ async def _fold(reply: Reply, events: IndexedStream, count: int) -> Any:
     async with aclosing(events):
         async for index, event in events:
             match event:
+                case TextPrompt():
+                    for choice in choices[index : index + reply.num_choices]:
+                        choice.prompt = event
                 case TextDelta():
                     choices[index].text.append(event.text)
                     choices[index].tokens.extend(event.tokens)

@@ -47,10 +47,15 @@ def routes(pool: Pool) -> list[Route]:
 
     async def completions(http: HTTPRequest) -> ASGIApp:
         body, extras = await read(http, wire.CompletionRequest)
+        sampling = _sampling(body, body.max_tokens if body.max_tokens is not None else 16, body.logprobs)
+        if body.echo and body.logprobs is not None:
+            most = max(body.logprobs, body.prompt_logprobs or 0)
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=most)
         base = Request(
             id=f"cmpl-{secrets.token_hex(12)}",
             model=body.model,
-            sampling=_sampling(body, body.max_tokens if body.max_tokens is not None else 16, body.logprobs),
+            sampling=sampling,
+            echo=bool(body.echo),
             priority=body.priority or 0,
             timeout=body.timeout,
             queue_timeout=body.queue_timeout,

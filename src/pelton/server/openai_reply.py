@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from pelton.errors import InternalError, InvalidRequest, PeltonError
-from pelton.request import TextDelta, TextFinish, TokenText, Usage
+from pelton.request import TextDelta, TextFinish, TextPrompt, TokenText, Usage
 from pelton.server import openai_types as wire
 from pelton.server.answer import Choice
 from pelton.server.wire import DONE, sse
@@ -45,6 +45,9 @@ class OpenAIReply(Generic[B]):
             raise InvalidRequest("continuous_usage_stats is not supported by this server", param="stream_options")
         self.wants_usage = body.stream_options is not None and body.stream_options.include_usage
         self.wants_logprobs = wants_logprobs
+        self.num_prompt_logprobs = body.prompt_logprobs
+        if body.prompt_logprobs is not None and body.stream:
+            raise InvalidRequest("prompt_logprobs are not part of a stream", param="prompt_logprobs")
         self.ignored = _ignored(extras)
         self.created = int(time.time())
         self.fingerprint: str | None = None
@@ -81,12 +84,22 @@ class OpenAIReply(Generic[B]):
             system_fingerprint=self.fingerprint,
             choices=[self.choice(i, choice, _finish_of(choice)) for i, choice in enumerate(choices)],
             usage=_usage(usage),
+            prompt_logprobs=self.prompt_logprobs(choices),
             ignored_params=self.ignored or msgspec.UNSET,
         )
 
     def choice(self, index: int, choice: Choice, finish: TextFinish) -> Any:
         """One choice of the answer in one piece."""
         raise NotImplementedError
+
+    def prompt_logprobs(self, choices: Sequence[Choice]) -> wire.PromptLogprobs:
+        """Those of the answer as a whole."""
+        return msgspec.UNSET
+
+    def _prompt_logprobs(self, prompt: TextPrompt | None) -> wire.PromptLogprobs:
+        if self.num_prompt_logprobs is None or prompt is None:
+            return msgspec.UNSET
+        return [None, *(_rivals(token, self.num_prompt_logprobs) for token in prompt.tokens)]
 
 
 class ChatReply(OpenAIReply[wire.ChatRequest]):
@@ -98,6 +111,14 @@ class ChatReply(OpenAIReply[wire.ChatRequest]):
     def opening(self, index: int) -> bytes:
         """The chunk that carries the role."""
         return self.chunk([wire.ChunkChoice(index=index, delta=wire.Delta(role="assistant", content=""))])
+
+    def prompt(self, index: int, prompt: TextPrompt) -> bytes:
+        """Nothing: a chat is not repeated."""
+        return b""
+
+    def prompt_logprobs(self, choices: Sequence[Choice]) -> wire.PromptLogprobs:
+        """Those of the rendered chat."""
+        return self._prompt_logprobs(choices[0].prompt)
 
     def delta(self, index: int, delta: TextDelta) -> bytes:
         """A piece of text, with its tokens' logprobs where they were asked for."""
@@ -131,10 +152,20 @@ class CompletionReply(OpenAIReply[wire.CompletionRequest]):
     def __init__(self, id: str, body: wire.CompletionRequest, extras: dict[str, Any], *, wants_logprobs: bool) -> None:
         super().__init__(id, body, extras, wants_logprobs=wants_logprobs)
         self._offsets: dict[int, int] = {}
+        self._is_echo = bool(body.echo)
+        self._num_logprobs = body.logprobs or 0
 
     def opening(self, index: int) -> bytes:
         """Nothing: a completion has no role."""
         return b""
+
+    def prompt(self, index: int, prompt: TextPrompt) -> bytes:
+        """The prompt, where it is to be repeated, with its tokens' logprobs where they were asked for."""
+        columns = self._prompt_columns(index, prompt)
+        choice = wire.CompletionChoice(
+            index=index, text=prompt.text, logprobs=columns, finish_reason=None, stop_reason=None
+        )
+        return self.chunk([choice]) if self._is_echo else b""
 
     def delta(self, index: int, delta: TextDelta) -> bytes:
         """A piece of text, with its tokens' logprobs where they were asked for."""
@@ -148,7 +179,29 @@ class CompletionReply(OpenAIReply[wire.CompletionRequest]):
 
     def choice(self, index: int, choice: Choice, finish: TextFinish) -> wire.CompletionChoice:
         """One choice of the answer in one piece."""
-        return self._choice(index, "".join(choice.text), choice.tokens, finish)
+        prompt = choice.prompt
+        echoed = prompt if self._is_echo else None
+        columns = None if echoed is None else self._prompt_columns(index, echoed)
+        answer = self._choice(index, "".join(choice.text), choice.tokens, finish)
+        if columns is not None and answer.logprobs is not None:
+            for name in columns.__struct_fields__:
+                getattr(columns, name).extend(getattr(answer.logprobs, name))
+        return msgspec.structs.replace(
+            answer,
+            text=answer.text if echoed is None else echoed.text + answer.text,
+            logprobs=columns or answer.logprobs,
+            prompt_logprobs=self._prompt_logprobs(prompt),
+        )
+
+    def _prompt_columns(self, index: int, prompt: TextPrompt) -> wire.CompletionLogprobs | None:
+        if not self.wants_logprobs:
+            return None
+        columns = wire.CompletionLogprobs(
+            tokens=[prompt.texts[0]], token_logprobs=[None], top_logprobs=[None], text_offset=[0]
+        )
+        self._offsets[index] = len(prompt.texts[0])
+        self._extend(index, columns, prompt.tokens)
+        return columns
 
     def _choice(
         self, index: int, text: str, tokens: Sequence[TokenText], finish: TextFinish | None
@@ -163,15 +216,18 @@ class CompletionReply(OpenAIReply[wire.CompletionRequest]):
 
     def _logprobs(self, index: int, tokens: Sequence[TokenText]) -> wire.CompletionLogprobs:
         columns = wire.CompletionLogprobs()
+        self._extend(index, columns, tokens)
+        return columns
+
+    def _extend(self, index: int, columns: wire.CompletionLogprobs, tokens: Sequence[TokenText]) -> None:
         offset = self._offsets.get(index, 0)
         for token in tokens:
             columns.tokens.append(token.text)
             columns.token_logprobs.append(token.logprob)
-            columns.top_logprobs.append({top.text: top.logprob for top in token.top})
+            columns.top_logprobs.append(_by_text(token.top[: self._num_logprobs]))
             columns.text_offset.append(offset)
             offset += len(token.text)
         self._offsets[index] = offset
-        return columns
 
 
 def _finish_of(choice: Choice) -> TextFinish:
@@ -197,6 +253,19 @@ def _usage(usage: Usage) -> wire.WireUsage:
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=wire.PromptTokensDetails(usage.cached_tokens),
     )
+
+
+def _by_text(tokens: Sequence[TokenText]) -> dict[str, float]:
+    """Logprobs, the likeliest first; of tokens with one text (parts of characters) the likeliest."""
+    logprobs: dict[str, float] = {}
+    for token in tokens:
+        logprobs.setdefault(token.text, token.logprob)
+    return logprobs
+
+
+def _rivals(token: TokenText, count: int) -> dict[str, wire.PromptLogprob]:
+    tokens = {each.id: each for each in (token, *token.top[:count])}
+    return {str(each.id): wire.PromptLogprob(each.logprob, each.rank or 0, each.text) for each in tokens.values()}
 
 
 def _chat_logprobs(tokens: Sequence[TokenText]) -> wire.ChatLogprobs:

@@ -63,6 +63,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: list[str] | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
+    prompt_logprobs: int | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -120,6 +121,7 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
     prompt: str | list[str | int | list[int]]
     """A text, texts, the ids of one text, or those of several."""
     logprobs: int | None = None
+    echo: bool | None = None
 
 
 _NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
@@ -132,7 +134,6 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "audio": _NOTHING,
     "prediction": _NOTHING,
     "web_search_options": _NOTHING,
-    "echo": _NOTHING,
     "suffix": _NOTHING,
     "best_of": (*_NOTHING, 1),
     "use_beam_search": _NOTHING,
@@ -141,7 +142,6 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "guided_choice": _NOTHING,
     "guided_grammar": _NOTHING,
     "structured_outputs": _NOTHING,
-    "prompt_logprobs": _NOTHING,
     "logits_processors": _NOTHING,
     "prompt_embeds": _NOTHING,
     "truncate_prompt_tokens": _NOTHING,
@@ -179,9 +179,21 @@ class CompletionLogprobs(msgspec.Struct, kw_only=True):
     """`logprobs` of a completion's choice: parallel lists over tokens."""
 
     tokens: list[str] = []
-    token_logprobs: list[float] = []
-    top_logprobs: list[dict[str, float]] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] = []
     text_offset: list[int] = []
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """One token of a position of `prompt_logprobs`."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None] | msgspec.UnsetType
+"""vLLM's: for each token of the prompt, it and its likeliest rivals by id; null for the first."""
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -225,6 +237,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None
+    prompt_logprobs: PromptLogprobs = msgspec.UNSET
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -254,6 +267,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str | None
     choices: list[ChatChoice] | list[CompletionChoice]
     usage: WireUsage
+    prompt_logprobs: PromptLogprobs = msgspec.UNSET
     ignored_params: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
