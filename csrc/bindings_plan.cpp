@@ -153,12 +153,13 @@ void logits(Program& program, nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::
     });
 }
 
-void sample_step(Program& program, nb::handle params, nb::handle out) {
+void sample_step(Program& program, nb::handle params, nb::handle out, nb::handle processing) {
     const SampleParams views = sample_params(params, program.num_logit_rows(), program.num_valid());
     const SampleResult result = sample_result(out, program.num_logit_rows());
+    Processing processors(processing, program.num_logit_rows());
     nb::gil_scoped_release unlocked;
     program.run_head([&](const StepContext& step, int first, int count, const Rows& logits) {
-        sample(step, first, count, logits, views, result);
+        processors.sample(step, first, count, logits, views, result);
     });
 }
 
@@ -228,7 +229,7 @@ void bind_program(nb::module_& m) {
         .def("run", run, nb::arg("ids"), nb::arg("positions"), nb::arg("seq_starts"), nb::arg("tables"),
              nb::arg("logit_rows"))
         .def("logits", logits, nb::arg("out"))
-        .def("sample", sample_step, nb::arg("params"), nb::arg("out"))
+        .def("sample", sample_step, nb::arg("params"), nb::arg("out"), nb::arg("processing").none() = nb::none())
         .def("timings", [](const Program& self) {
             std::vector<std::tuple<std::vector<std::tuple<int64_t, int64_t>>, int64_t>> out;
             for (const Program::Timings* timings : {&self.decodes(), &self.others()}) {

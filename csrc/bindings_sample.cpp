@@ -3,6 +3,8 @@
 
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 #include "bindings.h"
@@ -40,23 +42,24 @@ T* view(nb::handle object, const char* name, int rows, int columns) {
 }
 
 // Draws from whole logits, again and again.
-void sample_alone(Machine& machine, Array<const float, 2> logits, nb::handle params, nb::handle out, int repeat) {
+void sample_alone(Machine& machine, Array<const float, 2> logits, nb::handle params, nb::handle out,
+                  nb::handle processing, int repeat) {
     const int num_rows = static_cast<int>(logits.shape(0)), vocab_size = static_cast<int>(logits.shape(1));
     if (sample_scratch(vocab_size) > kScratchBytes) throw std::invalid_argument("the vocabulary is too large");
     const SampleParams views = sample_params(params, num_rows, vocab_size);
     const SampleResult result = sample_result(out, num_rows);
+    Processing processors(processing, num_rows);
     nb::gil_scoped_release release;
     const Memory scratch(kScratchBytes * static_cast<size_t>(machine.pool.size()));
     const StepContext step{machine.pool, machine.kernels, {}, nullptr, scratch.data(), nullptr};
     const Rows rows{const_cast<float*>(logits.data()), vocab_size, vocab_size};
-    for (int i = 0; i < repeat; i++) sample(step, 0, num_rows, rows, views, result);
+    for (int i = 0; i < repeat; i++) processors.sample(step, 0, num_rows, rows, views, result);
 }
 
 }  // namespace
 
 SampleParams sample_params(nb::handle arrays, int num_rows, int vocab_size) {
     const bool has_masks = !arrays.attr("masks").is_none();
-    const bool has_overrides = !arrays.attr("overrides").is_none();
     return {
         vocab_size,
         view<const int32_t>(arrays, "targets", num_rows),
@@ -87,8 +90,8 @@ SampleParams sample_params(nb::handle arrays, int num_rows, int vocab_size) {
         view<const int32_t>(arrays, "num_logprobs", num_rows),
         has_masks ? view<const uint32_t>(arrays, "masks", 0, (vocab_size + 31) / 32) : nullptr,
         has_masks ? view<const int32_t>(arrays, "mask_rows", num_rows) : nullptr,
-        has_overrides ? view<const float>(arrays, "overrides", 0, vocab_size) : nullptr,
-        has_overrides ? view<const int32_t>(arrays, "override_rows", num_rows) : nullptr,
+        nullptr,
+        nullptr,
     };
 }
 
@@ -106,8 +109,41 @@ SampleResult sample_result(nb::handle sampled, int num_rows) {
     };
 }
 
+Processing::Processing(nb::handle processing, int num_rows) {
+    if (processing.is_none()) return;
+    apply_ = processing.attr("apply");
+    const auto rows = nb::cast<Array<const int32_t>>(processing.attr("rows"), false);
+    rows_.assign(rows.data(), rows.data() + rows.size());
+    places_.assign(static_cast<size_t>(num_rows), -1);
+    for (const int32_t row : rows_) places_.at(static_cast<size_t>(row)) = 0;
+}
+
+void Processing::sample(const StepContext& step, int first, int count, const Rows& logits, SampleParams params,
+                        const SampleResult& result) {
+    const auto begin = std::lower_bound(rows_.begin(), rows_.end(), first);
+    const auto end = std::lower_bound(begin, rows_.end(), first + count);
+    if (begin == end) return pelton::sample(step, first, count, logits, params, result);
+    const size_t width = static_cast<size_t>(params.vocab_size), num_rows = static_cast<size_t>(end - begin);
+    nb::gil_scoped_acquire python;
+    float* const values = new float[num_rows * width];
+    const nb::capsule owner(values, [](void* memory) noexcept { delete[] static_cast<float*>(memory); });
+    for (size_t i = 0; i < num_rows; i++) {
+        std::memcpy(values + i * width, logits.row(begin[static_cast<ptrdiff_t>(i)] - first), width * sizeof(float));
+        places_[static_cast<size_t>(begin[static_cast<ptrdiff_t>(i)])] = static_cast<int32_t>(i);
+    }
+    const nb::ndarray<nb::numpy, float, nb::ndim<2>> array(values, {num_rows, width}, owner);
+    nb::list rows;
+    for (auto row = begin; row != end; row++) rows.append(*row);
+    apply_(rows, array);
+    params.overrides = values;
+    params.override_rows = places_.data();
+    nb::gil_scoped_release release;
+    pelton::sample(step, first, count, logits, params, result);
+}
+
 void bind_sample(nb::module_& m) {
-    m.def("sample_alone", &sample_alone, nb::kw_only(), "machine"_a, "logits"_a, "params"_a, "out"_a, "repeat"_a = 1);
+    m.def("sample_alone", &sample_alone, nb::kw_only(), "machine"_a, "logits"_a, "params"_a, "out"_a,
+          "processing"_a.none() = nb::none(), "repeat"_a = 1);
 }
 
 }  // namespace pelton

@@ -3,6 +3,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <vector>
+
 #include "ops/sample.h"
 
 namespace pelton {
@@ -11,5 +13,18 @@ namespace pelton {
 // for one of another shape.
 SampleParams sample_params(nanobind::handle arrays, int num_rows, int vocab_size);
 SampleResult sample_result(nanobind::handle sampled, int num_rows);
+
+// A Processing of ops/sampling.py, or None. `sample` is called without Python's lock; it takes it for as long as the
+// processors run.
+class Processing {
+  public:
+    Processing(nanobind::handle processing, int num_rows);
+    void sample(const StepContext& step, int first, int count, const Rows& logits, SampleParams params,
+                const SampleResult& result);
+
+  private:
+    nanobind::object apply_;
+    std::vector<int32_t> rows_, places_;
+};
 
 }  // namespace pelton

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pelton.ops.sampling import SampleArrays, Sampled
+from pelton.ops.sampling import Processing, SampleArrays, Sampled
 
 def isas() -> list[str]:
     """The instruction sets that this build and this CPU have, best last."""
@@ -51,7 +51,13 @@ def attend_alone(
     next layers, the first after the last."""
 
 def sample_alone(
-    *, machine: Machine, logits: npt.NDArray[np.float32], params: SampleArrays, out: Sampled, repeat: int = 1
+    *,
+    machine: Machine,
+    logits: npt.NDArray[np.float32],
+    params: SampleArrays,
+    out: Sampled,
+    processing: Processing | None = None,
+    repeat: int = 1,
 ) -> None:
     """Draw from whole logits [R, vocab] outside of any plan, into `out`, zeros before: for tests and timing."""
 
@@ -195,7 +201,7 @@ class Program:
     def logits(self, out: npt.NDArray[np.float32]) -> None:
         """The whole logits of the last step's rows, [R, num_valid]."""
 
-    def sample(self, params: SampleArrays, out: Sampled) -> None:
+    def sample(self, params: SampleArrays, out: Sampled, processing: Processing | None = None) -> None:
         """Draw for each of the last step's rows, into `out`, which is zeros before."""
 
     def timings(self) -> list[tuple[list[tuple[int, int]], int]]:

@@ -14,6 +14,13 @@ import msgspec
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
+class ProcessorCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A logits processor, by its entry point's name, and what is handed to it."""
+
+    name: str
+    args: dict[str, Any] = {}
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are chosen. Field names are those of vLLM and of OpenAI's API.
 
@@ -53,6 +60,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[int, float] = {}
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
+    logits_processors: tuple[str | ProcessorCall, ...] = ()
+    """In their order, before all else; a name alone is a call without arguments."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False

@@ -24,7 +24,7 @@ from pelton.ops.sampling import (
 
 F32 = npt.NDArray[np.float32]
 ISAS = _core.isas()
-LISTS = ("history_ids", "history_counts", "bias_ids", "bias_values", "masks", "mask_rows", "overrides", "override_rows")
+LISTS = ("history_ids", "history_counts", "bias_ids", "bias_values", "masks", "mask_rows")
 
 
 @functools.cache
@@ -97,8 +97,6 @@ def everything(num_rows: int, vocab: int) -> SampleArrays:
         bias_values=np.where(rng.random(num_bias) < 0.3, -np.inf, rng.normal(0, 3, num_bias)).astype(np.float32),
         masks=rng.integers(0, 2**32, (3, -(-vocab // 32)), dtype=np.uint32),
         mask_rows=pick(-1, -1, 0, 1, 2).astype(np.int32),
-        overrides=random_logits(2, vocab, seed=9),
-        override_rows=pick(-1, -1, -1, 0, 1).astype(np.int32),
     )
 
 

@@ -236,7 +236,7 @@ def test_choices_share_their_prompt():
 
 @pytest.mark.parametrize("length", [1, 2, 33, 200])
 def test_prompts_are_scored_token_by_token(length):
-    engine, executor = make_engine()
+    engine, _ = make_engine()
     tokens = prompt(length)
     run(engine, [request("fill the cache", tokens)])
     asked = request("a", tokens, prompt_logprobs=2, max_tokens=0, n=2)
@@ -255,7 +255,7 @@ def test_prompts_are_scored_token_by_token(length):
 
 
 def test_the_cache_serves_a_scored_prompt_once_it_is_scored():
-    engine, _ = make_engine(num_blocks=9, prefix_cache=True, max_batch_tokens=64)
+    engine, _ = make_engine(num_blocks=7)
     asked = [
         request("old", prompt(60, 1), max_tokens=90),
         request("scored", prompt(60), prompt_logprobs=0, max_tokens=60),

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from pelton.backends.base import NO_TOKEN, SampleArrays, Sampled, StepProfile
+from pelton.backends.base import NO_TOKEN, Processing, SampleArrays, Sampled, StepProfile
 from pelton.config import EngineConfig
 from pelton.engine.budget import MemoryBudget
 from pelton.engine.engine import Engine
@@ -41,7 +41,9 @@ def view(tokens: Sequence[int]) -> int:
     return zlib.crc32(np.array(tokens, np.int32).tobytes())
 
 
-def next_token(views: tuple[int, ...], params: SampleArrays, row: int, mu: float = 0) -> int:
+def next_token(
+    views: tuple[int, ...], params: SampleArrays, row: int, mu: float = 0, also_banned: Iterable[int] = ()
+) -> int:
     """What the toy model draws, from what each cache group shows of the tokens so far."""
     seen: list[object] = [views]
     if params.temperature[row] > 0:
@@ -52,7 +54,7 @@ def next_token(views: tuple[int, ...], params: SampleArrays, row: int, mu: float
     if params.mirostat_tau[row] > 0:
         seen.append(mu)
     token = digest(*seen) % VOCAB
-    banned = banned_in(params, row)
+    banned = banned_in(params, row) | set(also_banned)
     while token in banned and len(banned) < VOCAB:
         token = (token + 1) % VOCAB
     return token
@@ -77,15 +79,20 @@ class ToyPending:
     def logits(self) -> np.ndarray:
         raise NotImplementedError
 
-    def sample(self, params: SampleArrays) -> Sampled:
+    def sample(self, params: SampleArrays, processing: Processing | None = None) -> Sampled:
         assert len(params.temperature) == len(self.views) == len(params.history_offsets) - 1
         most = int(params.num_logprobs.max())
+        banned: dict[int, list[int]] = {}
+        if processing is not None:
+            processed = np.zeros((len(processing.rows), VOCAB), np.float32)
+            processing.apply(processing.rows.tolist(), processed)
+            banned = {r: np.flatnonzero(p < 0).tolist() for r, p in zip(processing.rows, processed, strict=True)}
         ids: list[int] = []
         mus: list[float] = []
         for row, seen in enumerate(self.views):
             mu = mus[-1] if params.chain[row] else float(params.mirostat_mu[row])
             target = int(params.targets[row])
-            ids.append(next_token(seen, params, row, mu) if target < 0 else target)
+            ids.append(next_token(seen, params, row, mu, banned.get(row, ())) if target < 0 else target)
             mus.append(mu + (ids[-1] / 2 if params.mirostat_tau[row] > 0 else 0))
         top = [[digest(seen, k) % VOCAB for k in range(max(most, 0))] for seen in self.views]
         logprobs = np.array([-digest(seen, id) / 2**32 for seen, id in zip(self.views, ids, strict=True)], np.float32)

@@ -23,6 +23,7 @@ from pelton.ops.data import CacheGroup as CacheGroup
 from pelton.ops.data import Weight as Weight
 from pelton.ops.sampling import BAD_LOGITS as BAD_LOGITS
 from pelton.ops.sampling import NO_TOKEN as NO_TOKEN
+from pelton.ops.sampling import Processing as Processing
 from pelton.ops.sampling import SampleArrays as SampleArrays
 from pelton.ops.sampling import Sampled as Sampled
 from pelton.ops.sampling import greedy_rows as greedy_rows
@@ -37,7 +38,7 @@ NAMES = ("cpu",)
 class Pending(Protocol):
     """A submitted step."""
 
-    def sample(self, params: SampleArrays) -> Sampled:
+    def sample(self, params: SampleArrays, processing: Processing | None = None) -> Sampled:
         """Draw one token per logit row. Blocks until the step has run."""
         ...
 

@@ -6,22 +6,24 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from itertools import chain
 
-from pelton.backends.base import NO_TOKEN, Sampled
+from pelton.backends.base import NO_TOKEN, Pending, Sampled
 from pelton.config import EngineConfig
 from pelton.engine import batch
 from pelton.engine.background import Background
 from pelton.engine.batch import Row
-from pelton.engine.constraints import MAX_COMPILING, Grammars
+from pelton.engine.constraints import MAX_COMPILING, Grammars, Masks
 from pelton.engine.deadlines import Deadlines
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.pace import Pace
+from pelton.engine.processors import Processors
 from pelton.engine.profile import table
 from pelton.engine.protocol import Counters, EngineInfo, Identified, Start, Vocabulary
 from pelton.engine.runner import Runner
 from pelton.engine.sampling import Sampling
-from pelton.engine.scheduler import Scheduler
+from pelton.engine.scheduler import Scheduler, Work
 from pelton.engine.sequence import Sequence, SequenceGroup
 from pelton.engine.speculative import count_accepted
 from pelton.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, PeltonError
@@ -78,6 +80,7 @@ class Engine:
         self.on_news: Callable[[], None] = lambda: None
         """Called from another thread when there is something to do again."""
         self._sampling = Sampling(runner.vocab_size)
+        self._processors = Processors(runner.vocab_size)
         self._grammars = Grammars(runner.vocab_size, lambda: self.on_news())
         self._groups: dict[str, SequenceGroup] = {}
         self._deadlines = Deadlines(config.queue_timeout, config.request_timeout)
@@ -99,16 +102,22 @@ class Engine:
             masks = self._grammars.start_masks(rows)
             pending = self.runner.submit(inputs, work.moves)
             if rows:
-                sampled = pending.sample(self._sampling.arrays(rows, masks))
-                accepted = count_accepted(rows, sampled)
-                self.scheduler.commit(work, accepted)
-                self._emit(rows, sampled, accepted)
+                self._draw(pending, rows, masks, work)
             else:
                 pending.wait()
                 self.scheduler.commit(work, {})
             self._counters.steps += 1
             self.pace.observe(shape, self._clock() - started)
         return self._take_events()
+
+    def _draw(self, pending: Pending, rows: list[Row], masks: Future[Masks] | None, work: Work) -> None:
+        job = self._processors.job(rows)
+        sampled = pending.sample(self._sampling.arrays(rows, masks), None if job is None else job.processing)
+        accepted = count_accepted(rows, sampled)
+        self.scheduler.commit(work, accepted)
+        for group, error in () if job is None else job.failed.items():
+            self._fail_group(group, error)
+        self._emit(rows, sampled, accepted)
 
     @property
     def has_work(self) -> bool:
@@ -202,6 +211,7 @@ class Engine:
         for name, ids in named.items():
             if outside := [id for id in ids if not 0 <= id < vocab_size]:
                 raise InvalidRequest(f"{name} names token {outside[0]}; ids are from 0 to {vocab_size - 1}", param=name)
+        self._processors.check(sampling.logits_processors)
         if not 1 <= sampling.n <= self.runner.max_sequences:
             raise InvalidRequest(f"n is {sampling.n}, must be from 1 to {self.runner.max_sequences}", param="n")
         if sampling.max_tokens is None or sampling.max_tokens < 0:

@@ -4,7 +4,7 @@ The chain of one row, from raw logits:
 
 1. Logprobs, where wanted, are log softmax of the raw logits; the likeliest are listed, ties to the lowest id. A row
    with a target ends here: that token's logprob and its rank (1 and the number of larger logits) are asked for.
-2. A row with an override goes on with that in place of its logits: what logits processors have made of them.
+2. Where there are logits processors, the row goes on with what they make of its logits.
 3. Penalties. Repetition: the logit of each token in prompt or output is divided by the penalty if positive, else
    multiplied. Then presence is subtracted once, and frequency times its count, for each token in the output.
 4. The row's list of additions, in its order; -inf bans a token. (It holds the DRY penalty, logit_bias, and the bans of
@@ -41,6 +41,7 @@ Arithmetic is float32 but for the sums.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -99,8 +100,14 @@ class SampleArrays:
     num_logprobs: I32  # [R] likeliest tokens to report; 0: the drawn one's logprob alone, -1: none
     masks: npt.NDArray[np.uint32] | None = None  # [R, ceil(vocab/32)] bits of allowed tokens
     mask_rows: I32 | None = None  # [R] row of `masks` for each row, -1: none
-    overrides: F32 | None = None  # [O, vocab] logits that take the place of the model's
-    override_rows: I32 | None = None  # [R] row of `overrides` for each row, -1: none
+
+
+class Processing(NamedTuple):
+    """Logits processors at work on some rows of a step."""
+
+    rows: I32  # ascending
+    apply: Callable[[Sequence[int], F32], None]
+    """Changes, in place, the logits [n, vocab] of the n rows that are named. Called with a few rows at a time."""
 
 
 class Sampled(NamedTuple):
@@ -182,7 +189,7 @@ def no_samples(num_rows: int, params: SampleArrays) -> Sampled:
     )
 
 
-def sample(logits: F32, params: SampleArrays) -> Sampled:
+def sample(logits: F32, params: SampleArrays, processing: Processing | None = None) -> Sampled:
     """[R, vocab] raw logits -> what each row draws."""
     out = no_samples(len(logits), params)
     for r, raw in enumerate(logits):
@@ -195,7 +202,7 @@ def sample(logits: F32, params: SampleArrays) -> Sampled:
             out.ranks[r] = 1 + (raw > raw[params.targets[r]]).sum()
         else:
             with np.errstate(over="ignore", invalid="ignore"):
-                edited = edit(raw, params, r)
+                edited = edit(processed(raw, r, processing), params, r)
             if not np.isfinite(edited.max()):
                 out.errors[r] = NO_TOKEN if edited.max() == -np.inf else BAD_LOGITS
                 continue
@@ -216,11 +223,19 @@ def log_softmax(raw: F32) -> F32:
     return logprobs
 
 
+def processed(raw: F32, r: int, processing: Processing | None) -> F32:
+    """Row r's logits after its logits processors."""
+    if processing is None or r not in processing.rows:
+        return raw
+    logits = raw[np.newaxis].copy()
+    processing.apply([r], logits)
+    result: F32 = logits[0]
+    return result
+
+
 def edit(raw: F32, params: SampleArrays, r: int) -> F32:
-    """Row r's logits after override, penalties, additions and mask."""
+    """Row r's logits after penalties, additions and mask."""
     logits = raw.copy()
-    if params.overrides is not None and params.override_rows is not None and params.override_rows[r] >= 0:
-        logits = params.overrides[params.override_rows[r]].copy()
     entries = slice(params.history_offsets[r], params.history_offsets[r + 1])
     ids, counts = params.history_ids[entries], params.history_counts[entries]
     seen = logits[ids]

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from pelton.request import ProcessorCall
+
 Stop = str | list[str] | None
 
 
@@ -68,6 +70,8 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    # Pelton's; vLLM's has other items
+    logits_processors: list[str | ProcessorCall] | None = None
     # llama.cpp's, and what front ends of it call them
     typical_p: float | None = None
     top_n_sigma: float | None = None
@@ -142,7 +146,6 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "guided_choice": _NOTHING,
     "guided_grammar": _NOTHING,
     "structured_outputs": _NOTHING,
-    "logits_processors": _NOTHING,
     "prompt_embeds": _NOTHING,
     "truncate_prompt_tokens": _NOTHING,
     "cache_salt": _NOTHING,

@@ -18,7 +18,7 @@ from pelton.backends.cpu.profile import Profile
 from pelton.backends.cpu.stored import StoredWeights
 from pelton.errors import ConfigError, InsufficientMemory, InternalError, UnsupportedModel
 from pelton.ops.data import F32, Batch, CacheGroup
-from pelton.ops.sampling import SampleArrays, Sampled, no_samples
+from pelton.ops.sampling import Processing, SampleArrays, Sampled, no_samples
 from pelton.ops.spec import AttendSpec
 
 KERNEL_VERSION = 1
@@ -237,11 +237,11 @@ class CpuPending:
         if self._executor._step != self._step:
             raise InternalError("a step must be sampled before the next one is submitted")
 
-    def sample(self, params: SampleArrays) -> Sampled:
+    def sample(self, params: SampleArrays, processing: Processing | None = None) -> Sampled:
         """Draw one token per logit row."""
         self._check()
         out = no_samples(self._num_rows, params)
-        self._core.sample(params, out)
+        self._core.sample(params, out, processing)
         return out
 
     def logits(self) -> F32:
