@@ -141,7 +141,7 @@ class Simulation:
         self.scheduler.commit(work, {})
         self.scheduler.pace.observe(shape, seconds)
         self.now += seconds
-        for sequence, _ in rows:
+        for sequence, _, _ in rows:
             if sequence in self.last:
                 self.gaps.append(self.now - self.last[sequence])
             self.last[sequence] = self.now

@@ -32,7 +32,7 @@ def step(scheduler: Scheduler) -> dict[Sequence, int]:
     chunks = dict(work.chunks)
     rows = [row for sequence, num_tokens in chunks.items() for _, row in rows_of(sequence, num_tokens)]
     scheduler.commit(work, {})
-    for sequence, _ in rows:
+    for sequence, _, _ in rows:
         sequence.tokens.append(1)
         if sequence.num_output == sequence.group.request.sampling.max_tokens:
             scheduler.finish(sequence)
