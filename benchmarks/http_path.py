@@ -89,7 +89,7 @@ def main() -> None:
         ratios.append(http / direct)
         print(
             f"in process {direct:.0f} tokens/s, {used:.2f} ms CPU a token; over HTTP {http:.0f} tokens/s "
-            f"({100 * http / direct:.0f} %), {engine_used:.2f} ms a token in the engine, {server_used:.3f} in the server",
+            f"({100 * http / direct:.0f} %), {engine_used:.2f} ms in the engine and {server_used:.3f} in the server",
             flush=True,
         )
     print(f"over HTTP: {100 * statistics.median(ratios):.0f} % of in process (median)")
