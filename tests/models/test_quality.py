@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from pelton import _core
 from pelton.bench import quality
 from pelton.bench.quality import OnBackend, OnReference, Options
 from pelton.cli.main import main
@@ -17,6 +18,7 @@ from pelton.formats import checkpoint, gguf
 from pelton.formats.quants import WeightType
 from pelton.models import base
 from pelton.ops import reference
+from pelton.text.tokenizer import Tokenizer
 from tests import tolerances
 from tests.models import convert, stepping, tiny
 from tests.unit.vocabularies import byte_level
@@ -134,3 +136,18 @@ def test_the_shipped_text_is_long_enough_for_many_windows(path: Path):
     refused = CliRunner().invoke(main, ["bench", "quality", str(path), "--tokens", "100000000"])
     assert refused.exit_code == 1
     assert "99999744 were asked" in refused.output  # 195312 whole windows of 512
+
+
+@pytest.mark.slow
+def test_a_real_model_is_as_near_as_docs_quality_says(smollm2: Path):
+    """docs/quality.md has 0.0031 for int8 dots and 0.00017 for bf16 operands over four such windows."""
+    opened = checkpoint.open(smollm2)
+    text, _ = quality.shipped_text()
+    windows = quality.cut(Tokenizer(opened.metadata).encode(text, add_special=False), 512, 512, begin=None)
+    int8_isa = [isa for isa in _core.isas() if isa != "amx"][-1]
+    options = Options(isas=(int8_isa,), kv_types=("bf16",), references=("bf16-unordered",), num_threads=2)
+    model = base.load(opened, options.context)
+    results = quality.compare(quality.load_baseline(model, options), quality.load_candidates(model, options), windows)
+    int8, bf16 = (result.mean_divergence.value for result in results[1:])
+    assert 0.001 < int8 < 0.0045
+    assert 0.00005 < bf16 < int8 / 10
