@@ -49,8 +49,7 @@ void bind_machine(nb::module_& m) {
                 if (offset + bytes > memory.size()) throw std::out_of_range("beyond the memory");
                 return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(memory.data() + offset, {bytes}, self);
             },
-            nb::arg("offset"), nb::arg("bytes"))
-        .def("collapse", &Memory::collapse, nb::call_guard<nb::gil_scoped_release>());
+            nb::arg("offset"), nb::arg("bytes"));
     m.attr("STORED_CHUNK") = kStoredChunk;
     m.def(
         "checksum",

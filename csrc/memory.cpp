@@ -43,11 +43,4 @@ Memory::~Memory() {
     if (data_) munmap(data_, mapped_);
 }
 
-void Memory::collapse() {
-#if defined(MADV_COLLAPSE)
-    // Fails where there are no huge pages left, or from the kernel's side none at all: then small ones stay.
-    if (mapped_ >= kHugePage) madvise(data_, mapped_, MADV_COLLAPSE);
-#endif
-}
-
 }  // namespace pelton

@@ -20,10 +20,6 @@ class Memory {
     uint8_t* data() const { return data_; }
     size_t size() const { return size_; }
 
-    // Turns what lies on small pages (the system had no huge ones at hand) into huge ones, where it can now. Takes up
-    // to a second for each gigabyte; others may read meanwhile.
-    void collapse();
-
   private:
     uint8_t* data_ = nullptr;
     size_t size_;

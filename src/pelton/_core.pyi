@@ -89,9 +89,6 @@ class Memory:
     def view(self, offset: int, bytes: int) -> npt.NDArray[np.uint8]:
         """The memory itself, read-only; kept for as long as the view is."""
 
-    def collapse(self) -> None:
-        """Turn small pages into huge ones where the system can by now. Releases the GIL."""
-
 STORED_CHUNK: int
 """Bytes of packed weights that have one checksum."""
 

@@ -87,7 +87,7 @@ def _write(file: BinaryIO, shape: PackedFile, memory: _core.Memory, permit: Perm
         checksums[i] = _core.checksum(chunk)
         _write_at(file, shape.data_offset + start, chunk)
         if (start + _CHUNK) % _GROUP == 0:
-            os.fdatasync(file.fileno())  # so that not all is left to the end, which would hold up everybody's disk
+            os.fsync(file.fileno())  # so that not all is left to the end, which would hold up everybody's disk
     _write_at(file, 0, np.frombuffer(shape.header(checksums.tobytes()), np.uint8))
     return True
 
