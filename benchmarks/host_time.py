@@ -97,6 +97,7 @@ def main() -> None:
         else:
             serve(engine, driver)
         driver.close()
+    engine.close()
     times = sorted(core.host_times(args.streams))
     print(
         f"{args.streams} streams, {len(times)} steps: {statistics.median(times):.3f} ms a step outside the core "
