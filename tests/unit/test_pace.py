@@ -10,7 +10,7 @@ import pytest
 
 from pelton.engine.batch import rows_of
 from pelton.engine.kv_memory import KVMemory
-from pelton.engine.pace import LEAST, PLAIN_STEPS, TARGET, Pace, Prices, Shape, num_pairs
+from pelton.engine.pace import LEAST, MARGIN, PLAIN_STEPS, TARGET, Pace, Prices, Shape, num_pairs
 from pelton.engine.scheduler import Scheduler, Work
 from pelton.engine.sequence import Sequence, SequenceGroup
 from tests.unit.toy_executor import prompt, request
@@ -99,12 +99,28 @@ def test_a_chunk_within_a_time_is_the_longest(prices):
 
 
 def test_the_target_by_itself_and_when_set():
-    pace = Pace(spread=0.0)
-    assert pace.limit(0.001) == TARGET
-    assert pace.limit(1.0) == PLAIN_STEPS
-    assert Pace(0.2, spread=0.0).limit(0.001) == 0.2
-    assert Pace(0.2, spread=0.0).limit(1.0) == LEAST
-    assert Pace(0.2, spread=0.25).limit(0.001) == pytest.approx(0.16)
+    def limit(target: float, plain: float, spread: float = 0.0) -> float:
+        shape = Shape(4, 4, 0, 0)
+        pace = Pace(target, Prices(step=0.0, token=plain / 4, row=0.0), spread)
+        return pace.spare(shape, 0) + pace.predict(shape)
+
+    assert limit(0, 0.001) == pytest.approx(TARGET)
+    assert limit(0, 1.0) == pytest.approx(PLAIN_STEPS)
+    assert limit(0.2, 0.001) == pytest.approx(0.2)
+    assert limit(0.2, 1.0) == pytest.approx(LEAST)
+    assert limit(0.2, 0.001, spread=0.25) == pytest.approx(0.2 / (1 + MARGIN / 4))
+    pace = Pace(0.2, Prices(), 0.0)
+    assert pace.spare(Shape(1, 1, 9, 9), 0) - pace.spare(Shape(1, 1, 9, 9), 1 << 20) == pytest.approx(1e-9 * (1 << 20))
+
+
+def test_a_dear_prompt_does_not_raise_the_target_for_itself():
+    """Prefill turns out ten times as dear as it was learned to be: plain steps are known to cost what they did."""
+    pace, plain, mixed = Pace(prices=SMALL), Shape(16, 16, 4000, 4000), Shape(56, 16, 8000, 164_000)
+    dear = 10 * pace.predict(mixed)
+    limit = PLAIN_STEPS * pace.predict(plain)
+    for _ in range(100):
+        pace.observe(mixed, dear)
+    assert pace.spare(plain, 0) + pace.predict(plain) <= limit * (1 + 1e-9)
 
 
 class Simulation:

@@ -17,7 +17,7 @@ from pelton.engine.batch import Row
 from pelton.engine.constraints import MAX_COMPILING, Grammars, Masks
 from pelton.engine.deadlines import Deadlines
 from pelton.engine.kv_memory import KVMemory
-from pelton.engine.pace import Pace
+from pelton.engine.pace import Pace, Shape
 from pelton.engine.processors import Processors
 from pelton.engine.profile import table
 from pelton.engine.protocol import Counters, EngineInfo, Identified, Start, Vocabulary
@@ -85,14 +85,16 @@ class Engine:
         self._groups: dict[str, SequenceGroup] = {}
         self._deadlines = Deadlines(config.queue_timeout, config.request_timeout)
         self._num_arrived = 0
+        self._last_end: float | None = None
+        """When the last step ended, where the next one follows at once."""
         self._events: list[Event] = []
         self._background: Background | None = None
         self._counters = Counters(kv_blocks_total=sum(pool.num_usable for pool in self.memory.pools))
 
     def step(self) -> list[Event]:
         """One step of everything that runs. The events are also those of submissions and aborts since the last."""
-        started = self._clock()
-        for group, error in self._deadlines.expired(self._groups, started):
+        now = self._clock()
+        for group, error in self._deadlines.expired(self._groups, now):
             self._fail_group(group, error)
         self._take_compiled()
         work = self.scheduler.schedule()
@@ -107,7 +109,7 @@ class Engine:
                 pending.wait()
                 self.scheduler.commit(work, {})
             self._counters.steps += 1
-            self.pace.observe(shape, self._clock() - started)
+            self._observe(shape, now)
         return self._take_events()
 
     def _draw(self, pending: Pending, rows: list[Row], masks: Future[Masks] | None, work: Work) -> None:
@@ -118,6 +120,12 @@ class Engine:
         for group, error in () if job is None else job.failed.items():
             self._fail_group(group, error)
         self._emit(rows, sampled, accepted)
+
+    def _observe(self, shape: Shape, began: float) -> None:
+        """Tell the pace how long a step took, with what lay between it and the one before: a stream waits for both."""
+        ended = self._clock()
+        self.pace.observe(shape, ended - (began if self._last_end is None else self._last_end))
+        self._last_end = ended if self.scheduler.has_work else None
 
     @property
     def has_work(self) -> bool:

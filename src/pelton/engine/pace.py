@@ -26,6 +26,8 @@ RATE = 0.3
 """Part of an error that one observation corrects after that."""
 CLIP = math.log(1.5)
 SPREAD_RATE = 1 / 16
+MARGIN = 2.0
+"""A step is planned to end this many spreads before its target."""
 
 
 class Shape(NamedTuple):
@@ -60,12 +62,10 @@ class Prices(NamedTuple):
     byte: float = 1e-9
 
 
-class Pace:
-    """The prices of one engine's steps. `target`: seconds that a step beside streams may take, 0: by itself.
-    `spread`: how far off predictions are thought to be before there have been any, as a share."""
+class Costs:
+    """Prices that are learned, and how far off their predictions are: `spread`, a share."""
 
-    def __init__(self, target: float = 0.0, prices: Prices | None = None, spread: float = 0.25) -> None:
-        self.target = target
+    def __init__(self, prices: Prices | None, spread: float) -> None:
         self.prices = prices or Prices()
         self.spread = spread
         self._num_observed = 0 if prices is None else NUM_WARMUP
@@ -87,17 +87,14 @@ class Pace:
 
     def observe(self, shape: Shape, seconds: float) -> None:
         """A step of that shape took so long."""
-        if seconds <= 0 or not shape.num_tokens:
-            return
         terms = self._terms(shape)
-        error = math.log(seconds / sum(terms))
-        rate = 1.0
+        total = sum(terms)
+        error, rate = math.log(seconds / total), 1.0
         if self._num_observed == 0:
             self._move([error] * (len(terms) - 1) + [0.0])
         else:
             if self._num_observed >= NUM_WARMUP:
                 error, rate = min(max(error, -CLIP), CLIP), RATE
-            total = sum(terms)
             shares = [term / total for term in terms]
             step = rate * error / sum(share * share for share in shares)
             self._move([step * share for share in shares])
@@ -107,11 +104,49 @@ class Pace:
     def _move(self, logs: list[float]) -> None:
         self.prices = Prices(*(price * math.exp(log) for price, log in zip(self.prices, logs, strict=True)))
 
-    def limit(self, plain: float) -> float:
-        """Seconds that a step may be predicted to take where its decodes alone would take `plain`, such that it keeps
-        to the target although predictions are off by the spread."""
+
+class Pace:
+    """What the steps of one engine cost. `target`: seconds that a step beside streams may take, 0: by itself.
+    `prices` and `spread`: what is thought before anything was observed.
+
+    Steps that only decode have prices of their own, learned from them alone. From mixed steps it cannot be told which
+    part has changed; if the target, which may be a multiple of a plain step, came from those prices, a prompt that
+    turns out dear would raise the target for itself.
+    """
+
+    def __init__(self, target: float = 0.0, prices: Prices | None = None, spread: float = 0.25) -> None:
+        self.target = target
+        self._all = Costs(prices, spread)
+        self._plain = Costs(prices, spread)
+
+    @property
+    def prices(self) -> Prices:
+        """Of steps of all kinds."""
+        return self._all.prices
+
+    @property
+    def spread(self) -> float:
+        """How far off predictions have been lately, as a share."""
+        return self._all.spread
+
+    def predict(self, shape: Shape) -> float:
+        """Seconds that a step takes."""
+        return self._all.predict(shape)
+
+    def observe(self, shape: Shape, seconds: float) -> None:
+        """A step of that shape took so long."""
+        if seconds > 0 and shape.num_tokens:
+            self._all.observe(shape, seconds)
+            if shape.num_tokens == shape.num_rows and shape.num_read == shape.num_pairs:
+                self._plain.observe(shape, seconds)
+
+    def spare(self, shape: Shape, num_bytes: int) -> float:
+        """Seconds that prefill and moves of so many bytes may add to a step that else only decodes, such that it keeps
+        to the target although predictions are off now and then."""
+        plain = self._plain.predict(shape)
         target = self.target or max(TARGET, PLAIN_STEPS * plain)
-        return max(target / (1 + self.spread), LEAST * plain)
+        limit = max(target / (1 + MARGIN * self.spread), LEAST * plain)
+        return limit - self.predict(shape._replace(num_bytes=num_bytes))
 
     def chunk_seconds(self, start: int, num_tokens: int, is_scored: bool = True) -> float:
         """What a chunk that begins at `start`, and ends its prompt, adds to a step. Each token of one that is not

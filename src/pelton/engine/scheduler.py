@@ -28,6 +28,10 @@ from pelton.engine.pace import Pace, Shape, num_pairs
 from pelton.engine.sequence import Sequence
 from pelton.engine.waiting import WaitingQueue
 
+PROBE = 16
+"""After so many steps with prefill there is one of decodes alone, so that it stays known what those cost, where the
+target rests on that."""
+
 
 @dataclass
 class Work:
@@ -82,6 +86,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         """The most urgent first, then the oldest."""
         self.num_preempted = self.num_swapped = 0
+        self._num_mixed = 0
+        """Steps with prefill since the last one without."""
         self._mean_output = 100.0
         """Tokens of an answer, over those that ended lately."""
 
@@ -125,7 +131,10 @@ class Scheduler:
             elif len(work.chunks) < self.max_tokens:
                 self._give_chunk(work, sequence, 1)
         self._give_drafts(work)
-        if prefills:
+        self._num_mixed += 1
+        if not prefills or (work.chunks and not self.pace.target and self._num_mixed > PROBE):
+            self._num_mixed = 0
+        else:
             self._give_prefills(work, prefills)
         work.moves, self.memory.moves = self.memory.moves, []
         work.num_bytes = self.memory.num_bytes(work.moves)
@@ -163,9 +172,7 @@ class Scheduler:
         """What prefills may add to the time of a step with these decodes."""
         if not work.chunks:
             return math.inf
-        plain = self.pace.predict(work.shape)
-        moving = self.pace.prices.byte * self.memory.num_bytes(self.memory.moves)
-        return self.pace.limit(plain) - plain - moving
+        return self.pace.spare(work.shape, self.memory.num_bytes(self.memory.moves))
 
     def _extend_match(self, sequence: Sequence) -> None:
         """Use what other sequences have published between a sequence's admission and its first step."""
