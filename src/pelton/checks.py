@@ -38,6 +38,7 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 """The least and the most that a parameter may be."""
 OPTIONAL_RANGES: dict[str, tuple[float, float]] = {
+    "best_of": (1, MAX_CHOICES),
     "max_tokens": (0, math.inf),
     "seed": (-(2**63), 2**64 - 1),
     "logprobs": (0, MAX_LOGPROBS),
@@ -54,6 +55,8 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
         if getattr(sampling, name) is not None:
             check_range(name, getattr(sampling, name), low, high)
     check_range("min_tokens", sampling.min_tokens, 0, math.inf if sampling.max_tokens is None else sampling.max_tokens)
+    if sampling.best_of is not None and sampling.best_of < sampling.n:
+        raise InvalidRequest(f"best_of is {sampling.best_of}, less than n, which is {sampling.n}", param="best_of")
     if sampling.mirostat_mode not in (0, 2):
         raise InvalidRequest(f"mirostat_mode is {sampling.mirostat_mode}, must be 0 or 2", param="mirostat_mode")
     _check_strings("stop", sampling.stop, MAX_STRINGS)

@@ -30,6 +30,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     n: int = 1
+    best_of: int | None = None
+    """Choices that are made, of which the `n` likeliest are shown; None: as many as are shown."""
     max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float = 1.0
@@ -198,6 +200,8 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
     choice: int
     reason: FinishReason
     stop_id: int | None = None
+    logprob: float | None = None
+    """Of `stop_id`, where logprobs were asked for."""
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from pelton.best_of import best_of
 from pelton.checks import check_ids, check_range, check_sampling
 from pelton.engine.client import error_of
 from pelton.engine.protocol import EngineInfo, Vocabulary
@@ -148,7 +149,7 @@ class Service:
         engine_request = EngineRequest(
             id=request.id,
             prompt_ids=prompt_ids,
-            sampling=msgspec.structs.replace(sampling, stop=(), bad_words=(), dry_sequence_breakers=()),
+            sampling=_for_engine(sampling),
             end_ids=self.tokenizer.end_ids,
             bad_words_ids=spellings(self.tokenizer, sampling.bad_words),
             dry_breaker_ids=await self._breaker_ids(sampling),
@@ -159,7 +160,10 @@ class Service:
             grammar=request.grammar,
         )
         prompt = AskedPrompt(self.tokenizer, request, engine_request)
-        events = _Answer(self, engine_request, sampling, prompt).events()
+        answer = _Answer(self, engine_request, sampling, prompt)
+        events = answer.events()
+        if (made := engine_request.sampling.n) > sampling.n:
+            events = best_of(events, sampling.n, made, answer.logprob)
         await anext(events)  # The acceptance. From here on, closing `events` aborts the request.
         return events
 
@@ -262,6 +266,8 @@ class _Choice:
     """Tokens so far, the one that ended it included."""
     unsent: list[int] = field(default_factory=list)
     """Tokens since the last piece."""
+    logprob: float = 0.0
+    """Of all tokens so far together, where the engine told it."""
     is_finished: bool = False
 
 
@@ -286,8 +292,12 @@ class _Answer:
                     min_tokens=sampling.min_tokens,
                 )
             )
-            for _ in range(sampling.n)
+            for _ in range(request.sampling.n)
         ]
+
+    def logprob(self, index: int) -> float:
+        """Of all tokens of a choice together, where the engine was asked for logprobs."""
+        return self._choices[index].logprob
 
     async def events(self) -> AsyncGenerator[TextEvent, None]:
         """First an empty piece, once the engine has accepted the request; then its events."""
@@ -328,6 +338,7 @@ class _Answer:
         if choice.is_finished:  # A stop string has ended it; the engine hears of it only now.
             return []
         choice.num_tokens += 1
+        choice.logprob += event.logprob or 0.0
         choice.unsent.append(event.token_id)
         text = choice.stream.feed(event.token_id)
         tokens = (self._token_text(event),) if self._wants_logprobs else ()
@@ -342,6 +353,7 @@ class _Answer:
         if choice.is_finished:
             return []
         choice.num_tokens += event.stop_id is not None
+        choice.logprob += event.logprob or 0.0
         stop = event.stop_id if event.stop_id in self._stop_ids else None
         return self._finish(event.choice, TextFinish(choice=event.choice, reason=event.reason, stop=stop))
 
@@ -373,6 +385,16 @@ class _Answer:
     def _count(self, usage: Usage) -> Usage:
         """What the engine counted, but without tokens that it made after a stop string was found."""
         return msgspec.structs.replace(usage, completion_tokens=sum(choice.num_tokens for choice in self._choices))
+
+
+def _for_engine(sampling: SamplingParams) -> SamplingParams:
+    """Without what is the service's matter. Where the best choices are sought, the engine makes all and says how likely
+    each is."""
+    made = sampling.best_of or sampling.n
+    logprobs = sampling.logprobs if made == sampling.n else (sampling.logprobs or 0)
+    return msgspec.structs.replace(
+        sampling, n=made, best_of=None, logprobs=logprobs, stop=(), bad_words=(), dry_sequence_breakers=()
+    )
 
 
 def _check_policy(request: Request) -> None:

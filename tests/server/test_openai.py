@@ -89,6 +89,14 @@ def test_chat(client, service):
     assert service.requests[0].messages[2].reasoning_content == "They greet."
 
 
+def test_best_of_is_passed_on_and_cannot_be_streamed(url, service):
+    assert post(url, {**CHAT, "n": 2, "best_of": 3}).status_code == 200
+    assert (service.requests[0].sampling.n, service.requests[0].sampling.best_of) == (2, 3)
+    assert post(url, {**CHAT, "n": 2, "best_of": 2, "stream": True}).status_code == 200
+    response = post(url, {**CHAT, "best_of": 2, "stream": True})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "best_of")
+
+
 def test_chat_stream(client):
     stream = client.chat.completions.create(**CHAT, stream=True, stream_options={"include_usage": True})
     chunks = list(stream)

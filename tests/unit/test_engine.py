@@ -303,7 +303,7 @@ def test_logprobs_come_where_they_are_asked_for():
         (request("a", [VOCAB]), "InvalidRequest", f"0 to {VOCAB - 1}"),
         (request("a", [-1]), "InvalidRequest", "ids"),
         (request("a", [1], logit_bias={VOCAB: 1.0}), "InvalidRequest", "logit_bias"),
-        (request("a", [1], n=9), "InvalidRequest", "n is 9"),
+        (request("a", [1], n=9), "InvalidRequest", "n (or best_of) is 9"),
         (request("a", [1], max_tokens=-1), "InvalidRequest", "max_tokens is -1"),
         (request("a", prompt(6000), max_tokens=500), "ContextLengthExceeded", "6000 tokens, which with max_tokens 500"),
     ],

@@ -12,7 +12,9 @@ import pytest
 
 from pelton.errors import ContextLengthExceeded, EngineDied, InvalidRequest, Overloaded, PeltonError
 from pelton.request import (
+    EngineRequest,
     ErrorEvent,
+    Event,
     Finish,
     Message,
     Request,
@@ -25,7 +27,7 @@ from pelton.request import (
 )
 from pelton.service import Service
 from pelton.text.tokenizer import Tokenizer
-from tests.unit.scripted_engine import ScriptedEngine, info, saying
+from tests.unit.scripted_engine import Script, ScriptedEngine, info, saying
 from tests.unit.vocabularies import byte_level
 
 CHAT = (Message(role="user", content="Hi <|im_end|>"),)
@@ -123,6 +125,44 @@ def test_timeouts_reach_the_engine() -> None:
     for bad in ({"timeout": 0.0}, {"timeout": float("nan")}, {"queue_timeout": -1.0}):
         with pytest.raises(InvalidRequest, match="timeout"):
             answer(engine, request(prompt="hi", **bad))
+
+
+def scored(*choices: tuple[str, float]) -> Script:
+    """Each choice says its text, whose tokens have that logprob each, and ends with a token of the same."""
+
+    def script(request: EngineRequest) -> list[Event]:
+        events: list[Event] = []
+        for number, (said, logprob) in enumerate(choices):
+            events += [TokenEvent(request.id, number, id, logprob) for id in ids(said)]
+            events.append(Finish(request.id, number, "stop", 2, logprob))
+        return events
+
+    return script
+
+
+def test_the_best_of_more_choices() -> None:
+    engine = ScriptedEngine(scored(("abc", -2.0), ("xy", -1.0), ("a", -5.0), ("xy", -1.0)))
+    events = answer(engine, sampling(n=2, best_of=4))
+    check_shape(events, 2)
+    assert (text(events, 0), text(events, 1)) == ("xy", "xy")
+    assert (engine.requests[0].sampling.n, engine.requests[0].sampling.logprobs) == (4, 0)
+    assert not any(event.tokens for event in events if isinstance(event, TextDelta))
+    assert events[-1].usage.completion_tokens == sum(len(ids(said)) + 1 for said in ("abc", "xy", "a", "xy"))
+    events = answer(engine, sampling(n=3, best_of=4, logprobs=0))
+    assert text(events, 2) in ("abc", "a")
+    assert any(event.tokens for event in events if isinstance(event, TextDelta))
+
+
+def test_the_best_are_those_up_to_their_stop_string() -> None:
+    engine = ScriptedEngine(scored(("a, b c d e f", -1.0), ("ab", -3.0)))
+    events = answer(engine, sampling(n=1, best_of=2, stop=(",",)))
+    assert text(events) == "a"
+    assert [choice for _, choice in engine.aborts] == [0]
+
+
+def test_best_of_is_at_least_n() -> None:
+    with pytest.raises(InvalidRequest, match="best_of is 1, less than n, which is 2"):
+        answer(ScriptedEngine(saying([5])), sampling(n=2, best_of=1))
 
 
 def test_a_chat_goes_through_the_template() -> None:
@@ -244,6 +284,8 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(monkeypatch: pyt
     [
         ("n", 0),
         ("n", 10**9),
+        ("best_of", 0),
+        ("best_of", 10**9),
         ("max_tokens", 0),
         ("max_tokens", -1),
         ("min_tokens", -1),

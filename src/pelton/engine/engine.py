@@ -221,7 +221,9 @@ class Engine:
                 raise InvalidRequest(f"{name} names token {outside[0]}; ids are from 0 to {vocab_size - 1}", param=name)
         self._processors.check(sampling.logits_processors)
         if not 1 <= sampling.n <= self.runner.max_sequences:
-            raise InvalidRequest(f"n is {sampling.n}, must be from 1 to {self.runner.max_sequences}", param="n")
+            raise InvalidRequest(
+                f"n (or best_of) is {sampling.n}, must be from 1 to {self.runner.max_sequences}", param="n"
+            )
         if sampling.max_tokens is None or sampling.max_tokens < 0:
             raise InvalidRequest(f"max_tokens is {sampling.max_tokens}, must be at least 0", param="max_tokens")
         if len(request.prompt_ids) + sampling.max_tokens > self.context:
@@ -317,7 +319,8 @@ class Engine:
                     self._fail_group(group, error)
                     continue
             if token in group.end_ids:
-                self._finish(sequence, "stop", token)
+                logprob = None if group.num_logprobs is None else float(sampled.logprobs[row])
+                self._finish(sequence, "stop", token, logprob)
                 continue
             if offset == kept:  # those before it are accepted tokens, which it has
                 sequence.tokens.append(token)
@@ -331,10 +334,12 @@ class Engine:
             elif offset == kept and len(sequence.tokens) == sequence.max_length:
                 self._finish(sequence, "length")
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None) -> None:
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None, logprob: float | None = None
+    ) -> None:
         group = sequence.group
         self.scheduler.finish(sequence)
-        self._events.append(Finish(group.request.id, sequence.choice, reason, stop_id))
+        self._events.append(Finish(group.request.id, sequence.choice, reason, stop_id, logprob))
         if group.is_finished:
             usage = Usage(
                 prompt_tokens=len(group.request.prompt_ids),

@@ -128,6 +128,8 @@ def _sampling(body: wire.SamplingFields, max_tokens: int | None, logprobs: int |
         if each.name in names - {"stop", "logit_bias", "max_tokens", "logprobs"}
         and (value := getattr(body, each.name)) is not None
     }
+    if body.stream and (body.best_of or 1) > (body.n or 1):
+        raise InvalidRequest("best_of over n cannot be streamed: the best are known only at the end", param="best_of")
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return SamplingParams(
         **given,

@@ -48,6 +48,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
+    best_of: int | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -139,7 +140,6 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "prediction": _NOTHING,
     "web_search_options": _NOTHING,
     "suffix": _NOTHING,
-    "best_of": (*_NOTHING, 1),
     "use_beam_search": _NOTHING,
     "guided_json": _NOTHING,
     "guided_regex": _NOTHING,
