@@ -27,6 +27,7 @@ struct AttendPiece {
     float softcap;                                       // 0: none
     int first_position;                                  // of the piece, a multiple of kPieceTokens
     const uint8_t* blocks[kPieceTokens / kBlockTokens];  // the head's bytes in each block that some row sees part of
+    const uint8_t* next[kPieceTokens / kBlockTokens];    // those of the piece that will be asked for next; or null
 };
 
 // Softmax over some of a row's keys, not yet divided: weights relative to `maximum`, their sum, and the weighted sum

@@ -1,7 +1,8 @@
 // Attention's work: items of (sequence, KV head, a few tokens), each walking the pieces of 256 keys in order.
 //
-// Where there are fewer items than the threads want (a few long streams that decode), several threads compute an
-// item's pieces, and the results are merged in order afterwards: the same arithmetic, and so the same bits.
+// An item that is a large share of the step (a long stream that decodes) is cut: several threads compute its pieces,
+// and the results are merged in order afterwards: the same arithmetic, and so the same bits. Small items go to a thread
+// some at a time, so that it knows what it will read next.
 #include "ops/attention.h"
 
 #include <algorithm>
@@ -11,11 +12,14 @@
 namespace pelton {
 namespace {
 
-constexpr int kItemRows = 60;     // query rows that share a walk over the keys
-constexpr int kMinItemRows = 12;  // the fewest worth a walk, where the step has them
-constexpr int kItemsPerThread = 4;
-constexpr int kStoreTokens = 16;  // tokens per chunk of the storing phase
+constexpr int kItemRows = 60;         // query rows that share a walk over the keys
+constexpr int kMinItemRows = 12;      // the fewest worth a walk, where the step has them
+constexpr int kItemsPerThread = 4;    // the least that a step should hand out
+constexpr int kChunksPerThread = 16;  // the most, if its items are small
+constexpr int kStoreTokens = 16;      // tokens per chunk of the storing phase
 constexpr size_t kMaxPartialBytes = size_t{16} << 20;
+
+constexpr int kPieceBlocks = kPieceTokens / kBlockTokens;
 
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 constexpr size_t size(int n) { return static_cast<size_t>(n); }
@@ -27,8 +31,9 @@ struct Item {
     float* partials;              // results of its pieces, one after the other
 };
 
+// What is handed out: some items as a whole, or some pieces of one that was cut.
 struct Chunk {
-    int item;
+    int first_item, last_item;
     int first_piece, last_piece;
 };
 
@@ -54,15 +59,12 @@ class Attention {
     void run() {
         step_.pool.run(ceil_div(step_.batch.num_tokens, kStoreTokens), [&](int chunk, int) { store(chunk); });
         list_items();
-        if (split_items()) {
-            step_.pool.run(static_cast<int>(chunks_.size()),
-                           [&](int chunk, int thread) { fill(chunks_[size(chunk)], thread); });
-            step_.pool.run(static_cast<int>(items_.size()),
-                           [&](int item, int thread) { merge(items_[size(item)], thread); });
-        } else {
-            step_.pool.run(static_cast<int>(items_.size()),
-                           [&](int item, int thread) { walk(items_[size(item)], thread); });
-        }
+        cut();
+        step_.pool.run(static_cast<int>(chunks_.size()),
+                       [&](int chunk, int thread) { run_chunk(chunks_[size(chunk)], thread); });
+        if (cut_items_.empty()) return;
+        step_.pool.run(static_cast<int>(cut_items_.size()),
+                       [&](int i, int thread) { merge(items_[size(cut_items_[size(i)])], thread); });
     }
 
   private:
@@ -115,22 +117,39 @@ class Attention {
         }
     }
 
-    bool split_items() {
-        const int wanted = kItemsPerThread * step_.pool.size(), have = static_cast<int>(items_.size());
-        if (step_.pool.size() == 1 || 2 * have > wanted) return false;
-        float* memory = reinterpret_cast<float*>(step_.workspace);
-        size_t floats = 0;
-        for (Item& item : items_) {
-            const int pieces = item.last_piece - item.first_piece;
-            item.partials = memory + floats;
-            floats += size(pieces) * partial_floats(rows_of(item), shape_.value_dim);
-            const int per_chunk = ceil_div(pieces, ceil_div(wanted, have));
-            for (int p = item.first_piece; p < item.last_piece; p += per_chunk) {
-                chunks_.push_back(
-                    {static_cast<int>(&item - items_.data()), p, std::min(p + per_chunk, item.last_piece)});
-            }
+    int64_t cost(const Item& item) const { return int64_t{rows_of(item)} * (item.last_piece - item.first_piece); }
+
+    void cut() {
+        int64_t total = 0, group = 0;
+        for (const Item& item : items_) total += cost(item);
+        const int64_t share = total / (kItemsPerThread * step_.pool.size()) + 1;
+        const int64_t least = total / (kChunksPerThread * step_.pool.size());
+        const int num_items = static_cast<int>(items_.size());
+        for (int i = 0, first = 0; i < num_items; i++) {
+            group += cost(items_[size(i)]);
+            const bool is_cut = cut_item(i, share);
+            if (is_cut && i > first) chunks_.push_back({first, i, 0, 0});
+            if (!is_cut && group <= least && i + 1 < num_items) continue;
+            if (!is_cut) chunks_.push_back({first, i + 1, 0, 0});
+            first = i + 1;
+            group = 0;
         }
-        return chunks_.size() > items_.size() && floats * sizeof(float) <= kMaxPartialBytes;
+    }
+
+    // Whether an item was cut into chunks of about `share`; it is not if it hardly costs more.
+    bool cut_item(int index, int64_t share) {
+        Item& item = items_[size(index)];
+        const int pieces = item.last_piece - item.first_piece;
+        const size_t floats = size(pieces) * partial_floats(rows_of(item), shape_.value_dim);
+        if (step_.pool.size() == 1 || pieces == 1 || 2 * cost(item) < 3 * share) return false;
+        if ((partial_floats_ + floats) * sizeof(float) > kMaxPartialBytes) return false;
+        item.partials = reinterpret_cast<float*>(step_.workspace) + partial_floats_;
+        partial_floats_ += floats;
+        cut_items_.push_back(index);
+        const int per_chunk = ceil_div(pieces, static_cast<int>((cost(item) + share - 1) / share));
+        for (int p = item.first_piece; p < item.last_piece; p += per_chunk)
+            chunks_.push_back({index, index, p, std::min(p + per_chunk, item.last_piece)});
+        return true;
     }
 
     // One item's queries as the kernel reads them, in a thread's scratch, and what is left of that.
@@ -149,19 +168,33 @@ class Attention {
             positions[r] = step_.batch.positions[t];
             for (int i = 0; i < width; i++) queries[i * rows + r] = q[i] * args_.scale;
         }
-        return {{queries, positions, rows, width, shape_.value_dim, args_.window, args_.softcap, 0, {}},
+        return {{queries, positions, rows, width, shape_.value_dim, args_.window, args_.softcap, 0, {}, {}},
                 reinterpret_cast<float*>(positions) + ceil_div(rows, 16) * 16};
     }
 
-    void run_piece(const Item& item, AttendPiece& piece, int index, const AttendPartial& out) const {
-        piece.first_position = index * kPieceTokens;
-        const int first = piece.positions[0], last = piece.positions[piece.num_rows - 1];
+    // The blocks of a piece that some row of the item sees part of.
+    void find_blocks(const Item& item, int piece, const uint8_t** blocks) const {
+        const int32_t* positions = step_.batch.positions + item.token;
+        const int first = positions[0], last = positions[item.num_tokens - 1];
         const int begin = args_.window > 0 ? std::max(0, first - args_.window + 1) : 0;
-        for (int b = 0; b < kPieceTokens / kBlockTokens; b++) {
-            const int block = index * (kPieceTokens / kBlockTokens) + b;
+        for (int b = 0; b < kPieceBlocks; b++) {
+            const int block = piece * kPieceBlocks + b;
             const bool is_seen = block >= begin / kBlockTokens && block <= last / kBlockTokens;
-            piece.blocks[b] = is_seen ? head_at(item.sequence, item.kv_head, block) : nullptr;
+            blocks[b] = is_seen ? head_at(item.sequence, item.kv_head, block) : nullptr;
         }
+    }
+
+    // `next_item`: what the thread will walk after this item, if it knows.
+    void run_piece(const Item& item, AttendPiece& piece, int index, const Item* next_item,
+                   const AttendPartial& out) const {
+        piece.first_position = index * kPieceTokens;
+        find_blocks(item, index, piece.blocks);
+        if (index + 1 < item.last_piece)
+            find_blocks(item, index + 1, piece.next);
+        else if (next_item)
+            find_blocks(*next_item, next_item->first_piece, piece.next);
+        else
+            std::fill_n(piece.next, kPieceBlocks, nullptr);
         kernel_.piece(piece, out);
     }
 
@@ -181,12 +214,18 @@ class Attention {
         }
     }
 
-    void walk(const Item& item, int thread) const {
+    void run_chunk(const Chunk& chunk, int thread) const {
+        if (chunk.first_item == chunk.last_item) return fill(chunk, thread);
+        const Item *item = &items_[size(chunk.first_item)], *last = &items_[size(chunk.last_item - 1)];
+        for (; item <= last; item++) walk(*item, item < last ? item + 1 : nullptr, thread);
+    }
+
+    void walk(const Item& item, const Item* next_item, int thread) const {
         auto [piece, free] = gather(item, thread);
         const AttendPartial state = empty(free, piece.num_rows);
         const AttendPartial one = partial_at(free + partial_floats(piece.num_rows, shape_.value_dim), piece.num_rows);
         for (int p = item.first_piece; p < item.last_piece; p++) {
-            run_piece(item, piece, p, one);
+            run_piece(item, piece, p, next_item, one);
             kernel_.merge(piece.num_rows, shape_.value_dim, state, one);
         }
         finish(item, state);
@@ -199,9 +238,10 @@ class Attention {
     }
 
     void fill(const Chunk& chunk, int thread) const {
-        const Item& item = items_[size(chunk.item)];
+        const Item& item = items_[size(chunk.first_item)];
         AttendPiece piece = gather(item, thread).piece;
-        for (int p = chunk.first_piece; p < chunk.last_piece; p++) run_piece(item, piece, p, piece_result(item, p));
+        for (int p = chunk.first_piece; p < chunk.last_piece; p++)
+            run_piece(item, piece, p, nullptr, piece_result(item, p));
     }
 
     void merge(const Item& item, int thread) const {
@@ -220,6 +260,8 @@ class Attention {
     const int heads_per_kv_;
     std::vector<Item> items_;
     std::vector<Chunk> chunks_;
+    std::vector<int> cut_items_;
+    size_t partial_floats_ = 0;  // of the workspace, taken by items that are cut
 };
 
 }  // namespace
@@ -232,7 +274,8 @@ size_t attend_scratch(const KVShape& shape, int num_heads) {
 
 size_t attend_workspace(const KVShape& shape, int num_heads, int max_context, int num_threads) {
     const int rows = std::max(kItemRows, num_heads / shape.num_kv_heads);
-    const int items = kItemsPerThread * num_threads / 2, pieces = ceil_div(max_context, kPieceTokens);
+    // Each item that is cut costs one and a half shares or more.
+    const int items = kItemsPerThread * num_threads * 2 / 3, pieces = ceil_div(max_context, kPieceTokens);
     return std::min(kMaxPartialBytes,
                     size(items) * size(pieces) * partial_floats(rows, shape.value_dim) * sizeof(float));
 }

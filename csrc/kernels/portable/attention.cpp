@@ -92,11 +92,18 @@ PELTON_INLINE void multiply_lines(const float* left, const float* const (&panels
     }
 }
 
-// acc[r][n] += sum over i in [0, count) of left's number r of index i * panel n's line i; count is even.
-template <class Element, int kRows, int kPanels, size_t kRowStride>
-PELTON_INLINE void multiply(Left<kRowStride> left, const float* (&panels)[kPanels], size_t count,
+// acc[r][n] += sum over i in [0, count) of left's number r of index i * panel n's line i; count is even. With kAhead,
+// as many lines as are read come into L2 from `ahead` on: evenly spread, or they would wait for each other.
+template <class Element, bool kAhead, int kRows, int kPanels, size_t kRowStride>
+PELTON_INLINE void multiply(Left<kRowStride> left, const float* (&panels)[kPanels], size_t count, const float* ahead,
                             VecF (&acc)[kRows][kPanels * kParts]) {
+    constexpr int kLines = kPanels * Element::kLinesPerPair;
     for (size_t i = 0; i < count; i += 2) {
+        if constexpr (kAhead) {
+#pragma GCC unroll 16
+            for (int n = 0; n < kLines; n++) __builtin_prefetch(ahead + n * kLine, 0, 2);
+            ahead += kLines * kLine;
+        }
         multiply_lines<kRows, kPanels, kRowStride>(left.data, panels, Element::even, acc);
         left.data += left.stride;
 #pragma GCC unroll 16
@@ -143,7 +150,8 @@ Range visible_panels(const AttendPiece& piece, int row, int num_rows) {
     return panels;
 }
 
-template <class Element, int kRows, int kPanels>
+// While keys are read, the values of the same blocks are brought near; while values are, the keys of the next piece.
+template <class Element, bool kAhead, int kRows, int kPanels>
 PELTON_INLINE void score_panels(const AttendPiece& piece, int row, int panel, float* scores) {
     const size_t width = static_cast<size_t>(piece.head_dim);
     const float* keys[kPanels];
@@ -153,27 +161,32 @@ PELTON_INLINE void score_panels(const AttendPiece& piece, int row, int panel, fl
         keys[n] = block + ((panel + n) % 2 ? line_of<Element>(width) : 0);
         to[n] = scores + (panel + n) * kGroup;
     }
+    const float* values = keys[0] + 2 * line_of<Element>(width);
     VecF acc[kRows][kPanels * kParts] = {};
-    multiply<Element, kRows, kPanels, 1>({piece.queries + row, static_cast<size_t>(piece.num_rows)}, keys, width, acc);
+    multiply<Element, kAhead, kRows, kPanels, 1>({piece.queries + row, static_cast<size_t>(piece.num_rows)}, keys,
+                                                 width, values, acc);
     write_panels<kRows, kPanels>(acc, to, kPieceTokens);
 }
 
-template <class Element, int kRows, int kPanels>
+template <class Element, bool kAhead, int kRows, int kPanels>
 PELTON_INLINE void weigh_panels(const AttendPiece& piece, Range panels, int column_panel, const float* weights,
                                 float* output, size_t ld) {
     const size_t keys = line_of<Element>(static_cast<size_t>(piece.head_dim)) * 2;
     VecF acc[kRows][kPanels * kParts] = {};
     for (int begin = panels.begin * kGroup; begin < panels.end * kGroup;) {
-        const int block = begin / kBlockTokens, next = (block + 1) * kBlockTokens;
-        const int end = next < panels.end * kGroup ? next : panels.end * kGroup;
+        const int block = begin / kBlockTokens, block_end = (block + 1) * kBlockTokens;
+        const int end = block_end < panels.end * kGroup ? block_end : panels.end * kGroup;
         const float* values = reinterpret_cast<const float*>(piece.blocks[block]) + keys;
         const float* columns[kPanels];
         for (int n = 0; n < kPanels; n++) {
             const size_t line = static_cast<size_t>(column_panel + n) * kBlockTokens + begin % kBlockTokens;
             columns[n] = values + line_of<Element>(line);
         }
-        multiply<Element, kRows, kPanels, kPieceTokens>({weights + begin, 1}, columns, static_cast<size_t>(end - begin),
-                                                        acc);
+        const uint8_t* next = piece.next[block] ? piece.next[block] : piece.blocks[block];
+        const float* next_keys =
+            reinterpret_cast<const float*>(next) + line_of<Element>(static_cast<size_t>(column_panel) * kBlockTokens);
+        multiply<Element, kAhead, kRows, kPanels, kPieceTokens>({weights + begin, 1}, columns,
+                                                                static_cast<size_t>(end - begin), next_keys, acc);
         begin = end;
     }
     float* to[kPanels];
@@ -221,15 +234,16 @@ void soften(float* scores, Range keys, Range panels, float softcap, float* maxim
     *sum = sum_group(total);
 }
 
-template <class Element, int kRows>
+template <class Element, bool kAhead, int kRows>
 void tile(const AttendPiece& piece, int row, const AttendPartial& out) {
     constexpr int kWide = kRows * kParts * 2 <= kMaxAccumulators ? 2 : 1;
     const size_t ld = static_cast<size_t>(padded_value_dim(piece.value_dim));
     const Range panels = visible_panels(piece, row, kRows);
     alignas(64) float scores[kRows * kPieceTokens];
     int panel = panels.begin;
-    for (; panel + kWide <= panels.end; panel += kWide) score_panels<Element, kRows, kWide>(piece, row, panel, scores);
-    for (; panel < panels.end; panel++) score_panels<Element, kRows, 1>(piece, row, panel, scores);
+    for (; panel + kWide <= panels.end; panel += kWide)
+        score_panels<Element, kAhead, kRows, kWide>(piece, row, panel, scores);
+    for (; panel < panels.end; panel++) score_panels<Element, kAhead, kRows, 1>(piece, row, panel, scores);
     for (int r = 0; r < kRows; r++) {
         soften(scores + r * kPieceTokens, visible(piece, row + r), panels, piece.softcap, out.maximum + row + r,
                out.sum + row + r);
@@ -238,26 +252,27 @@ void tile(const AttendPiece& piece, int row, const AttendPartial& out) {
     const int num_panels = static_cast<int>(ld) / kGroup;
     int column = 0;
     for (; column + kWide <= num_panels; column += kWide) {
-        weigh_panels<Element, kRows, kWide>(piece, panels, column, scores, output, ld);
+        weigh_panels<Element, kAhead, kRows, kWide>(piece, panels, column, scores, output, ld);
     }
     for (; column < num_panels; column++) {
-        weigh_panels<Element, kRows, 1>(piece, panels, column, scores, output, ld);
+        weigh_panels<Element, kAhead, kRows, 1>(piece, panels, column, scores, output, ld);
     }
 }
 
-template <class Element, int kRows = kMaxRows>
+template <class Element, bool kAhead, int kRows = kMaxRows>
 void tile_of(const AttendPiece& piece, int row, int num_rows, const AttendPartial& out) {
     if (num_rows >= kRows) {
-        tile<Element, kRows>(piece, row, out);
+        tile<Element, kAhead, kRows>(piece, row, out);
     } else if constexpr (kRows > 1) {
-        tile_of<Element, kRows - 1>(piece, row, num_rows, out);
+        tile_of<Element, kAhead, kRows - 1>(piece, row, num_rows, out);
     }
 }
 
 template <class Element>
 void attend_piece(const AttendPiece& piece, const AttendPartial& out) {
-    for (int row = 0; row < piece.num_rows; row += kMaxRows) {
-        tile_of<Element>(piece, row, piece.num_rows - row, out);
+    tile_of<Element, true>(piece, 0, piece.num_rows, out);  // brings memory near for all of them
+    for (int row = kMaxRows; row < piece.num_rows; row += kMaxRows) {
+        tile_of<Element, false>(piece, row, piece.num_rows - row, out);
     }
 }
 

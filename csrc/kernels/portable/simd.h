@@ -104,20 +104,20 @@ constexpr int kParts = kGroup / kLanes;
 
 template <class Op>
 PELTON_INLINE float fold_group(const VecF (&parts)[kParts], Op op) {
-    alignas(64) float lane[kGroup];
-    for (int i = 0; i < kParts; i++) store(lane + i * kLanes, parts[i]);
-    for (int half = kGroup / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; i++) lane[i] = op(lane[i], lane[i + half]);
-    }
-    return lane[0];
+    using Four = float __attribute__((vector_size(16)));
+    Four x[4];
+    __builtin_memcpy(x, parts, sizeof x);
+    const Four half = op(op(x[0], x[2]), op(x[1], x[3]));
+    const Four pair = op(half, Four{half[2], half[3], half[0], half[1]});
+    return op(pair, Four{pair[1], pair[0], pair[3], pair[2]})[0];
 }
 
 PELTON_INLINE float sum_group(const VecF (&parts)[kParts]) {
-    return fold_group(parts, [](float a, float b) { return a + b; });
+    return fold_group(parts, [](auto a, auto b) { return a + b; });
 }
 
 PELTON_INLINE float max_group(const VecF (&parts)[kParts]) {
-    return fold_group(parts, [](float a, float b) { return a > b ? a : b; });
+    return fold_group(parts, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 }  // namespace pelton::PELTON_ISA
