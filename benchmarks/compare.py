@@ -2,9 +2,11 @@
 
     python benchmarks/compare.py MODEL.gguf --peer llama.cpp=PYTHON --threads 2 --repeat 5
 
-Each engine is a worker process of its own, loaded once. Every round runs every work on every engine in turn, so that
+Each engine is a worker process of its own, loaded once. Every round of a work runs it on every engine in turn, so that
 a slow phase of the machine falls on all of them alike; the table shows medians over the rounds and, for peers, the
-median of the per-round ratios. PYTHON is the interpreter of a virtual environment that has the peer's package.
+median of the per-round ratios. Before each of its rounds Pelton measures what the machine can do; its share is of the
+time that memory or arithmetic, whichever allows less, would take for the weights, keys and values of the work.
+PYTHON is the interpreter of a virtual environment that has the peer's package.
 """
 
 from __future__ import annotations
@@ -40,8 +42,15 @@ def works(names: list[str]) -> dict[str, dict[str, Any]]:
     """Name -> job."""
     jobs = {
         "decode, 1 stream": {"work": "decode", "prompts": [prompt_of(16, 1)], "tokens": 128},
+        "decode at 8k context": {"work": "decode", "prompts": [prompt_of(8064, 4)], "tokens": 32},
         "prompt of 512": {"work": "prompt", "prompts": [prompt_of(512, 2)]},
+        "prompt of 2048": {"work": "prompt", "prompts": [prompt_of(2048, 3)]},
         "decode, 16 streams": {"work": "decode", "prompts": [prompt_of(64, s) for s in range(16)], "tokens": 48},
+        "decode, 32 streams (128 in / 128 out)": {
+            "work": "decode",
+            "prompts": [prompt_of(128, s) for s in range(32)],
+            "tokens": 128,
+        },
     }
     return {name: job for name, job in jobs.items() if not names or any(part in name for part in names)}
 
@@ -53,6 +62,7 @@ class Engine:
     model: str
     threads: int
     rates: dict[str, list[float]] = field(default_factory=dict)
+    shares: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         command = [self.python, str(HERE / WORKERS[self.name]), self.model, str(self.threads)]
@@ -80,6 +90,13 @@ class Engine:
     def run(self, work: str, job: dict[str, Any]) -> None:
         answer = self.ask(job)
         self.rates.setdefault(work, []).append(answer["tokens"] / answer["seconds"])
+        if "least_seconds" in answer:
+            self.shares.setdefault(work, []).append(answer["least_seconds"] / answer["seconds"])
+
+    def forget(self, work: str) -> None:
+        """Leave out what was measured of a work so far."""
+        self.rates.pop(work, None)
+        self.shares.pop(work, None)
 
     def close(self) -> None:
         assert self.process.stdin is not None
@@ -88,14 +105,16 @@ class Engine:
 
 
 def table(engines: list[Engine], jobs: dict[str, dict[str, Any]]) -> str:
-    """Markdown: medians in tokens per second, and Pelton's ratio to each peer."""
+    """Markdown: medians in tokens per second, Pelton's ratio to each peer, and its share of the limit."""
     ours, peers = engines[0], engines[1:]
     head = ["work (tokens/s)", ours.name, *(p.name for p in peers), *(f"{ours.name} / {p.name}" for p in peers)]
+    head.append("share of the machine's limit")
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for work in jobs:
         medians = [statistics.median(engine.rates[work]) for engine in engines]
         ratios = [statistics.median(a / b for a, b in zip(ours.rates[work], p.rates[work], strict=True)) for p in peers]
         cells = [work, *(f"{m:.1f}" for m in medians), *(f"{r:.2f}x" for r in ratios)]
+        cells.append(f"{100 * statistics.median(ours.shares[work]):.0f} %")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -124,13 +143,13 @@ def main() -> None:
     engines = [Engine(name, python, args.model, args.threads) for name, python in pairs]
     for engine in engines:
         print(f"{engine.name}: {engine.ready}", file=sys.stderr)
-    for round_number in range(args.repeat + 1):
-        for work, job in jobs.items():
+    for work, job in jobs.items():
+        for round_number in range(args.repeat + 1):
             for engine in engines:
                 engine.run(work, job)
                 if round_number == 0:
-                    engine.rates[work].clear()  # the first round warms up
-        print(f"round {round_number} of {args.repeat}", file=sys.stderr)
+                    engine.forget(work)  # the first round warms up
+        print(f"{work}: done", file=sys.stderr)
     for engine in engines:
         engine.close()
     title = f"{Path(args.model).name}, {args.threads} threads, median of {args.repeat} rounds"

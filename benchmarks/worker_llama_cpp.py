@@ -13,6 +13,8 @@ import time
 import llama_cpp as lc
 import numpy as np
 
+MAX_BATCH = 2048
+
 
 class Worker:
     def __init__(self, path: str, threads: int) -> None:
@@ -21,11 +23,12 @@ class Worker:
         self.model = lc.llama_model_load_from_file(path.encode(), model_params)
         self.vocab_size = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(self.model))
         params = lc.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = 16384, 2048, 512, 64
+        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = 16384, MAX_BATCH, 512, 64
         params.n_threads = params.n_threads_batch = threads
         params.kv_unified = True
         self.context = lc.llama_init_from_model(self.model, params)
         self.memory = lc.llama_get_memory(self.context)
+        self.prompts: list[list[int]] = []  # whose keys and values are in memory
         self.batch = lc.llama_batch_init(4096, 0, 1)
 
     def decode(self, rows: list[tuple[int, int, int, bool]]) -> None:
@@ -51,16 +54,31 @@ class Worker:
         np.ctypeslib.as_array(pointer, (len(ids), self.vocab_size)).tofile(job["file"])
         return {"vocab": self.vocab_size}
 
-    def run(self, job: dict) -> dict:
-        if job["work"] == "logits":
-            return self.write_logits(job)
-        lc.llama_memory_clear(self.memory, True)
-        prompts: list[list[int]] = job["prompts"]
-        start = time.perf_counter()
+    def read_prompts(self, prompts: list[list[int]], *, is_fresh: bool) -> list[int]:
+        """The likeliest next token of each. Prompts that were the last job's too are in memory: only their last tokens
+        are read again."""
+        is_known = prompts == self.prompts and not is_fresh
+        if not is_known:
+            lc.llama_memory_clear(self.memory, True)
+        self.prompts = prompts
         last = []
         for sequence, ids in enumerate(prompts):
-            self.decode([(token, i, sequence, i == len(ids) - 1) for i, token in enumerate(ids)])
-            last.append(self.argmax(len(ids) - 1))
+            end = len(ids) - 1
+            if is_known:
+                lc.llama_memory_seq_rm(self.memory, sequence, end, -1)
+            for first in range(end if is_known else 0, len(ids), MAX_BATCH):
+                part = range(first, min(first + MAX_BATCH, len(ids)))
+                self.decode([(ids[i], i, sequence, i == end) for i in part])
+            last.append(self.argmax(end - part[0]))
+        return last
+
+    def run(self, job: dict) -> dict:
+        if job["work"] == "logits":
+            self.prompts = []
+            return self.write_logits(job)
+        prompts: list[list[int]] = job["prompts"]
+        start = time.perf_counter()
+        last = self.read_prompts(prompts, is_fresh=job["work"] == "prompt")
         if job["work"] == "prompt":
             return {"seconds": time.perf_counter() - start, "tokens": sum(map(len, prompts))}
         start = time.perf_counter()
