@@ -18,6 +18,7 @@ MAX_LOGIT_BIAS = 4096
 
 RANGES: dict[str, tuple[float, float]] = {
     "n": (1, MAX_CHOICES),
+    "length_penalty": (-10, 10),
     "temperature": (0, 2),
     "top_p": (0, 1),
     "top_k": (-1, 2**31 - 1),
@@ -39,6 +40,7 @@ RANGES: dict[str, tuple[float, float]] = {
 """The least and the most that a parameter may be."""
 OPTIONAL_RANGES: dict[str, tuple[float, float]] = {
     "best_of": (1, MAX_CHOICES),
+    "beam_width": (1, MAX_CHOICES),
     "max_tokens": (0, math.inf),
     "seed": (-(2**63), 2**64 - 1),
     "logprobs": (0, MAX_LOGPROBS),
@@ -57,6 +59,10 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     check_range("min_tokens", sampling.min_tokens, 0, math.inf if sampling.max_tokens is None else sampling.max_tokens)
     if sampling.best_of is not None and sampling.best_of < sampling.n:
         raise InvalidRequest(f"best_of is {sampling.best_of}, less than n, which is {sampling.n}", param="best_of")
+    if sampling.use_beam_search:
+        _check_beams(sampling)
+    elif sampling.beam_width is not None:
+        raise InvalidRequest("beam_width needs use_beam_search", param="beam_width")
     if sampling.mirostat_mode not in (0, 2):
         raise InvalidRequest(f"mirostat_mode is {sampling.mirostat_mode}, must be 0 or 2", param="mirostat_mode")
     _check_strings("stop", sampling.stop, MAX_STRINGS)
@@ -87,6 +93,24 @@ def check_ids(ids: Sequence[int], vocab_size: int, name: str) -> None:
     for id in ids:
         if not 0 <= id < vocab_size:
             raise InvalidRequest(f"{name}: token id {id} is not from 0 to {vocab_size - 1}", param=name)
+
+
+NO_BEAMS = (
+    "best_of", "top_p", "top_k", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "mirostat_mode",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "dry_multiplier", "logit_bias", "allowed_token_ids",
+    "bad_words", "logits_processors", "stop",
+)  # fmt: skip
+"""Parameters that mean nothing to a beam search."""
+
+
+def _check_beams(sampling: SamplingParams) -> None:
+    for name in NO_BEAMS:
+        if getattr(sampling, name) != getattr(SamplingParams(), name):
+            raise InvalidRequest(f"{name} cannot be used with use_beam_search", param=name)
+    if sampling.temperature not in (0, 1):
+        raise InvalidRequest("temperature changes nothing for use_beam_search: leave it out", param="temperature")
+    if sampling.max_tokens == 0:
+        raise InvalidRequest("max_tokens must be at least 1 with use_beam_search", param="max_tokens")
 
 
 def _check_strings(name: str, strings: Sequence[str], most: int) -> None:

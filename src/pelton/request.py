@@ -32,6 +32,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1
     best_of: int | None = None
     """Choices that are made, of which the `n` likeliest are shown; None: as many as are shown."""
+    use_beam_search: bool = False
+    """Seek the likeliest answers instead of drawing them."""
+    beam_width: int | None = None
+    """Hypotheses that are kept at each length, of which the `n` best are shown; None: `n`."""
+    length_penalty: float = 1.0
+    """A hypothesis' sum of logprobs is divided by its length to this power."""
+    early_stopping: bool | Literal["never"] = False
+    """True: end as soon as there are `beam_width` answers; False: as soon as none that is under way is better now;
+    "never": as soon as none can become better."""
     max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float = 1.0

@@ -145,6 +145,10 @@ class Service:
         source = "messages" if request.messages is not None else "prompt"
         sampling = self._complete(request.sampling, len(prompt_ids), source)
         if request.grammar is not None:
+            if sampling.use_beam_search:
+                raise InvalidRequest(
+                    f"{request.grammar.param} cannot be used with use_beam_search", param=request.grammar.param
+                )
             await self._prepare_grammar(request.grammar)
         engine_request = EngineRequest(
             id=request.id,

@@ -163,6 +163,18 @@ def test_preempted(model: Path, prefix_cache: bool, swap_memory: int):
     engine.close()
 
 
+def test_beam_search_beside_others(model: Path):
+    """The search is the same alone and in a batch that is short of memory."""
+    search = ask("beams", list(range(3, 60)), n=2, use_beam_search=True, beam_width=4, max_tokens=20, min_tokens=8)
+    engine = load(model)
+    expected = run(engine, [search])[0]["beams"]
+    engine.close()
+    engine = load_smallest(model, context=640, max_batch_tokens=64)
+    assert run(engine, [*growing(tiny.VOCAB), search])[0]["beams"] == expected
+    engine.close()
+    assert sum(isinstance(event, Finish) for event in expected) == 2
+
+
 def test_after_a_prefix_hit_of_every_length(model: Path):
     rng = random.Random(8)
     base = [rng.randrange(tiny.VOCAB) for _ in range(90)]

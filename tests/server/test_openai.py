@@ -97,6 +97,16 @@ def test_best_of_is_passed_on_and_cannot_be_streamed(url, service):
     assert (response.status_code, response.json()["error"]["param"]) == (400, "best_of")
 
 
+def test_beam_search_is_passed_on_and_cannot_be_streamed(url, service):
+    fields = {"use_beam_search": True, "beam_width": 4, "length_penalty": 0.5, "early_stopping": "never"}
+    assert post(url, {**CHAT, **fields}).status_code == 200
+    sampling = service.requests[0].sampling
+    assert (sampling.use_beam_search, sampling.beam_width) == (True, 4)
+    assert (sampling.length_penalty, sampling.early_stopping) == (0.5, "never")
+    response = post(url, {**CHAT, **fields, "stream": True})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "stream")
+
+
 def test_chat_stream(client):
     stream = client.chat.completions.create(**CHAT, stream=True, stream_options={"include_usage": True})
     chunks = list(stream)

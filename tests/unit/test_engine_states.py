@@ -18,6 +18,7 @@ KINDS = [
     for length, start in ((1, 0), (33, 0), (64, 0), (100, 0), (100, 1), (130, 1))
     for n, max_tokens in ((1, 1), (1, 60), (3, 40))
 ]
+KINDS.append(request("", prompt(40, 2), n=2, use_beam_search=True, beam_width=3, max_tokens=30, end_ids=(3,)))
 NUMBERS = st.integers(0, 1 << 16)
 
 

@@ -160,6 +160,29 @@ def test_the_best_are_those_up_to_their_stop_string() -> None:
     assert [choice for _, choice in engine.aborts] == [0]
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("best_of", 3),
+        ("top_p", 0.5),
+        ("stop", ("x",)),
+        ("presence_penalty", 1.0),
+        ("logit_bias", {5: 1.0}),
+        ("temperature", 0.7),
+        ("max_tokens", 0),
+        ("beam_width", 0),
+    ],
+)
+def test_what_means_nothing_to_a_beam_search_is_refused(field: str, value: Any) -> None:
+    engine = ScriptedEngine(saying([5]))
+    with pytest.raises(InvalidRequest) as caught:
+        answer(engine, sampling(use_beam_search=True, **{field: value}))
+    assert caught.value.param == field
+    assert engine.requests == []
+    answer(engine, sampling(use_beam_search=True, beam_width=4, temperature=0.0))
+    assert engine.requests[0].sampling.beam_width == 4
+
+
 def test_best_of_is_at_least_n() -> None:
     with pytest.raises(InvalidRequest, match="best_of is 1, less than n, which is 2"):
         answer(ScriptedEngine(saying([5])), sampling(n=2, best_of=1))
@@ -285,6 +308,8 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(monkeypatch: pyt
         ("n", 0),
         ("n", 10**9),
         ("best_of", 0),
+        ("beam_width", 3),
+        ("length_penalty", float("nan")),
         ("best_of", 10**9),
         ("max_tokens", 0),
         ("max_tokens", -1),

@@ -69,6 +69,12 @@ def banned_in(params: SampleArrays, row: int) -> set[int]:
     return banned
 
 
+def ranking(views: tuple[int, ...]) -> list[tuple[int, float]]:
+    """All tokens with what the toy model calls their logprobs, the likeliest first."""
+    logprobs = [float(np.float32(-digest(views, id) / 2**32)) for id in range(VOCAB)]
+    return sorted(enumerate(logprobs), key=lambda each: (-each[1], each[0]))
+
+
 class ToyPending:
     def __init__(self, views: list[tuple[int, ...]]) -> None:
         self.views = views
@@ -94,13 +100,14 @@ class ToyPending:
             target = int(params.targets[row])
             ids.append(next_token(seen, params, row, mu, banned.get(row, ())) if target < 0 else target)
             mus.append(mu + (ids[-1] / 2 if params.mirostat_tau[row] > 0 else 0))
-        top = [[digest(seen, k) % VOCAB for k in range(max(most, 0))] for seen in self.views]
+        top = [ranking(seen)[: max(most, 0)] for seen in self.views] if most > 0 else []
         logprobs = np.array([-digest(seen, id) / 2**32 for seen, id in zip(self.views, ids, strict=True)], np.float32)
-        top_ids = np.array(top, np.int32).reshape(len(ids), -1)
+        top_ids = np.array([[id for id, _ in each] for each in top], np.int32).reshape(len(ids), -1)
+        top_logprobs = np.array([[p for _, p in each] for each in top], np.float32).reshape(len(ids), -1)
         errors = np.array([len(banned_in(params, row)) == VOCAB for row in range(len(ids))]) * np.uint8(NO_TOKEN)
         mu = np.array(mus, np.float32)
         ranks = np.maximum(params.targets + 1, 0)
-        return Sampled(np.array(ids, np.int32), logprobs, top_ids, -top_ids.astype(np.float32), ranks, mu, errors)
+        return Sampled(np.array(ids, np.int32), logprobs, top_ids, top_logprobs, ranks, mu, errors)
 
 
 class ToyExecutor:

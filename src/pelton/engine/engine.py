@@ -14,6 +14,7 @@ from pelton.config import EngineConfig
 from pelton.engine import batch
 from pelton.engine.background import Background
 from pelton.engine.batch import Row
+from pelton.engine.beam import Candidate, events_of, follow
 from pelton.engine.constraints import MAX_COMPILING, Grammars, Masks
 from pelton.engine.deadlines import Deadlines
 from pelton.engine.kv_memory import KVMemory
@@ -88,6 +89,8 @@ class Engine:
         self._last_end: float | None = None
         """When the last step ended, where the next one follows at once."""
         self._events: list[Event] = []
+        self._ready: list[SequenceGroup] = []
+        """Beam searches that can go on."""
         self._background: Background | None = None
         self._counters = Counters(kv_blocks_total=sum(pool.num_usable for pool in self.memory.pools))
 
@@ -120,6 +123,7 @@ class Engine:
         for group, error in () if job is None else job.failed.items():
             self._fail_group(group, error)
         self._emit(rows, sampled, accepted)
+        self._advance_beams()
 
     def _observe(self, shape: Shape, began: float) -> None:
         """Tell the pace how long a step took, with what lay between it and the one before: a stream waits for both."""
@@ -224,6 +228,8 @@ class Engine:
             raise InvalidRequest(
                 f"n (or best_of) is {sampling.n}, must be from 1 to {self.runner.max_sequences}", param="n"
             )
+        if sampling.use_beam_search:
+            self._check_beams(request)
         if sampling.max_tokens is None or sampling.max_tokens < 0:
             raise InvalidRequest(f"max_tokens is {sampling.max_tokens}, must be at least 0", param="max_tokens")
         if len(request.prompt_ids) + sampling.max_tokens > self.context:
@@ -241,12 +247,25 @@ class Engine:
         if request.grammar is not None and self._grammars.num_compiling >= MAX_COMPILING:
             raise Overloaded(f"{MAX_COMPILING} requests wait for their grammars; try again later")
 
+    def _check_beams(self, request: EngineRequest) -> None:
+        width = request.sampling.beam_width or request.sampling.n
+        num_ends = len({*request.end_ids, *request.sampling.stop_token_ids})
+        most = min(self.runner.max_sequences, self.runner.vocab_size - num_ends)
+        if not request.sampling.n <= width <= most:
+            raise InvalidRequest(
+                f"beam_width is {width}, must be from n, which is {request.sampling.n}, to {most}", param="beam_width"
+            )
+
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one of its choices, at once; its blocks are free for the next step."""
         group = self._groups.get(request_id)
         if group is None:
             return
         self._accept(group)  # also where its grammar is not ready: what ends has been accepted
+        if group.beams is not None:
+            self._counters.aborted += group.request.sampling.n
+            self._end_beams(group, [Finish(request_id, i, "abort") for i in range(group.request.sampling.n)])
+            return
         for sequence in group.sequences:
             if sequence.state != "finished" and choice in (None, sequence.choice):
                 self._counters.aborted += 1
@@ -312,6 +331,9 @@ class Engine:
                 group.num_scored += 1
                 self._events.append(_scored(sequence, target, sampled, row))
                 continue
+            if group.beams is not None:
+                self._offer(sequence, sampled, row)
+                continue
             group.num_completion += 1
             if sequence.constraint is not None:
                 sequence.constraint.accept(token)
@@ -341,14 +363,43 @@ class Engine:
         self.scheduler.finish(sequence)
         self._events.append(Finish(group.request.id, sequence.choice, reason, stop_id, logprob))
         if group.is_finished:
-            usage = Usage(
-                prompt_tokens=len(group.request.prompt_ids),
-                completion_tokens=group.num_completion,
-                cached_tokens=group.num_cached or 0,
-            )
-            self._counters.prompt_tokens += usage.prompt_tokens
-            self._counters.cached_tokens += usage.cached_tokens
-            self._end(group, Done(group.request.id, usage))
+            self._end_well(group)
+
+    def _end_well(self, group: SequenceGroup) -> None:
+        usage = Usage(
+            prompt_tokens=len(group.request.prompt_ids),
+            completion_tokens=group.num_completion,
+            cached_tokens=group.num_cached or 0,
+        )
+        self._counters.prompt_tokens += usage.prompt_tokens
+        self._counters.cached_tokens += usage.cached_tokens
+        self._end(group, Done(group.request.id, usage))
+
+    def _offer(self, sequence: Sequence, sampled: Sampled, row: int) -> None:
+        """A slot of a beam search has its candidates; where all have, the search goes on after the step."""
+        group, beams = sequence.group, sequence.group.beams
+        assert beams is not None
+        top = _top(sampled, row, max(beams.num_candidates, group.request.sampling.logprobs or 0))
+        beams.offer(sequence.choice, [Candidate(each.id, each.logprob) for each in top], top)
+        if beams.is_ready:
+            self._ready.append(group)
+
+    def _advance_beams(self) -> None:
+        ready, self._ready = self._ready, []
+        for group in ready:
+            is_open = self._groups.get(group.request.id) is group
+            if group.beams is None or not is_open or not group.beams.is_ready:  # it has ended, or gone on already
+                continue
+            follow(group.beams.advance(), group.sequences, self.scheduler)
+            if group.beams.is_done:
+                self._end_beams(group, events_of(group.beams, group.request))
+
+    def _end_beams(self, group: SequenceGroup, events: list[TokenEvent | Finish]) -> None:
+        for sequence in group.sequences:
+            self.scheduler.finish(sequence)
+        group.num_completion = sum(isinstance(e, TokenEvent) or e.stop_id is not None for e in events)
+        self._events += events
+        self._end_well(group)
 
     def _fail_group(self, group: SequenceGroup, error: PeltonError) -> None:
         for sequence in group.sequences:

@@ -76,7 +76,10 @@ class Sampling:
 
 def _params(row: Row) -> SamplingParams:
     """What the row asks for."""
-    sampling = row.sequence.group.request.sampling
+    group = row.sequence.group
+    sampling = group.request.sampling
+    if group.beams is not None and row.target < 0:
+        return SamplingParams(temperature=0.0, logprobs=max(group.beams.num_candidates, sampling.logprobs or 0))
     return sampling if row.target < 0 else SamplingParams(temperature=0.0, logprobs=sampling.prompt_logprobs)
 
 

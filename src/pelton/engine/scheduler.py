@@ -126,9 +126,10 @@ class Scheduler:
         self._admit(work)
         prefills: list[Sequence] = []
         for sequence in list(self.running):
-            if sequence.children or sequence.num_new > 1:
+            num_new = sequence.num_new
+            if sequence.children or num_new > 1:
                 prefills.append(sequence)
-            elif len(work.chunks) < self.max_tokens:
+            elif num_new and len(work.chunks) < self.max_tokens:
                 self._give_chunk(work, sequence, 1)
         self._give_drafts(work)
         self._num_mixed += 1
@@ -136,6 +137,8 @@ class Scheduler:
             self._num_mixed = 0
         else:
             self._give_prefills(work, prefills)
+        if self.running and not work.chunks and not any(sequence.num_new for sequence in self.running):
+            self.park(self.running[-1])  # all have their candidates and hold what others of their search need
         work.moves, self.memory.moves = self.memory.moves, []
         work.num_bytes = self.memory.num_bytes(work.moves)
         return work
@@ -144,7 +147,7 @@ class Scheduler:
         """Let sequences that decode try their drafts."""
         spare = self.max_tokens - len(work.chunks)
         for sequence in work.chunks:
-            if sequence.draft:
+            if sequence.draft and sequence.group.beams is None:
                 num_drafted = min(len(sequence.draft), spare, self.memory.room(sequence) - 1)
                 self.memory.grow(sequence, 1 + num_drafted)
                 work.chunks[sequence] += num_drafted
@@ -274,6 +277,32 @@ class Scheduler:
                 self._run(child)
             else:
                 self._wait_again(child)
+
+    def park(self, sequence: Sequence) -> None:
+        """Take the place and the blocks of a sequence of a beam search; its tokens stay."""
+        if sequence.state == "running":
+            self.running.remove(sequence)
+            self.memory.release(sequence)
+        elif sequence.state == "waiting":
+            self.waiting.remove(sequence)
+            self.memory.forget_saved(sequence)
+        sequence.state = "parked"
+
+    def refork(self, parent: Sequence, child: Sequence) -> None:
+        """Make a sequence of a beam search a copy of another one, by sharing blocks where there are a place and memory
+        for it now."""
+        self.park(child)
+        child.tokens, child.rank = parent.tokens[:], parent.rank
+        is_placed = parent.state == "running" and self._num_slots() < self.max_sequences
+        if is_placed and self.memory.fork(parent, child):
+            self._run(child)
+        else:
+            self._wait_again(child)
+
+    def unpark(self, sequence: Sequence) -> None:
+        """A parked sequence has more to compute again."""
+        if sequence.state == "parked":
+            self._wait_again(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out, whatever its state, and give its blocks back. What it had is left in the cache."""

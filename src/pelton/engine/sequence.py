@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Literal
 
+from pelton.engine.beam import Beams
 from pelton.request import EngineRequest
 
 if TYPE_CHECKING:
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
 URGENT = -(1 << 63)
 """The rank of a sequence whose turn came because it had waited too long: before any priority."""
 
-State = Literal["compiling", "waiting", "running", "forking", "finished"]
+State = Literal["compiling", "waiting", "running", "forking", "parked", "finished"]
 
 
 class Sequence:
-    """One choice of a request. `compiling`: its grammar is not ready, and the scheduler does not know it yet.
-    `forking`: it shares its parent's prefill and starts when that is done."""
+    """One choice of a request, or a slot of its beam search. `compiling`: its grammar is not ready, and the scheduler
+    does not know it yet. `forking`: it shares its parent's prefill and starts when that is done. `parked`: a slot that
+    the scheduler does not know for now."""
 
     __slots__ = (  # what a step touches of a sequence lies together
         "children", "choice", "constraint", "draft", "group", "history", "max_length", "mu", "node", "num_cached",
@@ -104,7 +106,7 @@ class SequenceGroup:
     """A request and its choices."""
 
     __slots__ = (
-        "arrival", "dry_breakers", "end_ids", "is_accepted", "num_cached", "num_completion", "num_logprobs",
+        "arrival", "beams", "dry_breakers", "end_ids", "is_accepted", "num_cached", "num_completion", "num_logprobs",
         "num_scored", "request", "sequences", "tenant",
     )  # fmt: skip
 
@@ -127,7 +129,10 @@ class SequenceGroup:
         """The tokens that end a choice."""
         self.dry_breakers = frozenset(request.dry_breaker_ids)
         """The tokens that a repeat does not go across."""
-        self.sequences = [Sequence(self, choice) for choice in range(request.sampling.n)]
+        self.beams = Beams(request.sampling, self.end_ids) if request.sampling.use_beam_search else None
+        """The search whose hypotheses the sequences hold, where it is one."""
+        num_sequences = request.sampling.n if self.beams is None else self.beams.width
+        self.sequences = [Sequence(self, choice) for choice in range(num_sequences)]
         first, *others = self.sequences
         first.children = others
         for sequence in others:

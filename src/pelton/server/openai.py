@@ -130,6 +130,8 @@ def _sampling(body: wire.SamplingFields, max_tokens: int | None, logprobs: int |
     }
     if body.stream and (body.best_of or 1) > (body.n or 1):
         raise InvalidRequest("best_of over n cannot be streamed: the best are known only at the end", param="best_of")
+    if body.stream and body.use_beam_search:
+        raise InvalidRequest("a beam search cannot be streamed: its answers are known only at the end", param="stream")
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return SamplingParams(
         **given,

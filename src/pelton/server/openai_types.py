@@ -49,6 +49,10 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     n: int | None = None
     best_of: int | None = None
+    use_beam_search: bool | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -140,7 +144,6 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "prediction": _NOTHING,
     "web_search_options": _NOTHING,
     "suffix": _NOTHING,
-    "use_beam_search": _NOTHING,
     "guided_json": _NOTHING,
     "guided_regex": _NOTHING,
     "guided_choice": _NOTHING,
