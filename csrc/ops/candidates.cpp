@@ -1,8 +1,10 @@
 #include "ops/candidates.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "ops/draws.h"
 
@@ -38,15 +40,19 @@ int keep_run(Candidate* items, int count, uint64_t need, const Before& before) {
 
 uint64_t Candidates::mass() const { return mass_of(items_, count_); }
 
-const Candidate& Candidates::first() const {
-    return *std::min_element(items_, items_ + count_, [this](const auto& a, const auto& b) { return is_before(a, b); });
-}
-
 template <class IsKept>
 void Candidates::keep(const IsKept& is_kept) {
-    const Candidate spare = first();
-    count_ = static_cast<int>(std::partition(items_, items_ + count_, is_kept) - items_);
-    if (count_ == 0) items_[count_++] = spare;
+    const auto before = [this](const Candidate& a, const Candidate& b) { return is_before(a, b); };
+    if (std::none_of(items_, items_ + count_, is_kept)) {
+        items_[0] = *std::min_element(items_, items_ + count_, before);
+        count_ = 1;
+        return;
+    }
+    Candidate* end = items_;
+    for (int i = 0; i < count_; i++) {
+        if (is_kept(items_[i])) *end++ = items_[i];
+    }
+    count_ = static_cast<int>(end - items_);
 }
 
 void Candidates::keep_typical(float share, float most, float inverse) {
@@ -57,10 +63,29 @@ void Candidates::keep_typical(float share, float most, float inverse) {
         sum += static_cast<double>(items_[i].weight) * static_cast<double>(distance(items_[i]));
     const uint64_t total = mass();
     const float expected = static_cast<float>(sum / static_cast<double>(total));
-    count_ = keep_run(items_, count_, share_of(share, total), [&](const Candidate& a, const Candidate& b) {
-        const float left = std::fabs(distance(a) - expected), right = std::fabs(distance(b) - expected);
+    const auto oddity = [&](const Candidate& item) { return std::fabs(distance(item) - expected); };
+    // The bits of positive floats are in their order: the upper ones make buckets, of which the one with the end of the
+    // run is looked at closely.
+    constexpr int kBucketBits = 13;
+    const auto bucket = [&](const Candidate& item) {
+        return std::bit_cast<uint32_t>(oddity(item)) >> (31 - kBucketBits);
+    };
+    uint64_t masses[1 << kBucketBits] = {};
+    for (int i = 0; i < count_; i++) masses[bucket(items_[i])] += static_cast<uint64_t>(items_[i].weight);
+    uint64_t need = share_of(share, total);
+    uint32_t last = 0;
+    while (masses[last] < need) need -= masses[last++];
+    std::vector<Candidate> close;
+    for (int i = 0; i < count_; i++) {
+        if (bucket(items_[i]) == last) close.push_back(items_[i]);
+    }
+    const auto before = [&](const Candidate& a, const Candidate& b) {
+        const float left = oddity(a), right = oddity(b);
         return left < right || (left == right && is_before(a, b));
-    });
+    };
+    const Candidate end =
+        close[static_cast<size_t>(keep_run(close.data(), static_cast<int>(close.size()), need, before) - 1)];
+    keep([&](const Candidate& item) { return !before(end, item); });
 }
 
 void Candidates::keep_logits(float least) {
@@ -70,11 +95,13 @@ void Candidates::keep_logits(float least) {
 void Candidates::exclude_top(float share) {
     const uint64_t least = share_of(share, mass());
     const auto is_top = [&](const Candidate& item) { return static_cast<uint64_t>(item.weight) >= least; };
-    Candidate* end = std::partition(items_, items_ + count_, is_top);
-    if (end - items_ < 2) return;
-    const auto last = std::max_element(items_, end, [this](const auto& a, const auto& b) { return is_before(a, b); });
-    std::swap(*last, *(end - 1));
-    count_ = static_cast<int>(std::move(end - 1, items_ + count_, items_) - items_);
+    const Candidate* last = nullptr;
+    for (int i = 0; i < count_; i++) {
+        if (is_top(items_[i]) && (!last || is_before(*last, items_[i]))) last = items_ + i;
+    }
+    if (!last) return;
+    const int32_t kept = last->id;
+    keep([&](const Candidate& item) { return item.id == kept || !is_top(item); });
 }
 
 void Candidates::keep_expected(float surprise) {
@@ -82,9 +109,11 @@ void Candidates::keep_expected(float surprise) {
     keep([&](const Candidate& item) { return static_cast<double>(item.weight) >= least; });
 }
 
-Candidate Candidates::draw(uint64_t bits) {
-    const auto by_id = [](const Candidate& a, const Candidate& b) { return a.id < b.id; };
-    return items_[keep_run(items_, count_, target(bits, mass()) + 1, by_id) - 1];
+Candidate Candidates::draw(uint64_t bits) const {
+    uint64_t left = target(bits, mass());
+    const Candidate* item = items_;
+    while (static_cast<uint64_t>(item->weight) <= left) left -= static_cast<uint64_t>(item++->weight);
+    return *item;
 }
 
 double deviation(const float* logits, int n, float most) {

@@ -13,7 +13,8 @@ struct Candidate {
 // Never empty: a filter that would leave nothing leaves the first of what there is.
 class Candidates {
   public:
-    // `count` items in any order, each with a weight of at least 1. `logits`: of the whole row.
+    // `count` items by ascending id, in which order they stay, each with a weight of at least 1. `logits`: of the whole
+    // row.
     Candidates(Candidate* items, int count, const float* logits) : items_(items), count_(count), logits_(logits) {}
 
     // typical_p: those nearest to the expected surprise. `most` and `inverse`: of the temperature.
@@ -25,14 +26,13 @@ class Candidates {
     // Mirostat: those with a surprise of at most this, in bits.
     void keep_expected(float surprise);
 
-    Candidate draw(uint64_t bits);
+    Candidate draw(uint64_t bits) const;
     uint64_t mass() const;
 
   private:
     bool is_before(const Candidate& a, const Candidate& b) const {
         return logits_[a.id] > logits_[b.id] || (logits_[a.id] == logits_[b.id] && a.id < b.id);
     }
-    const Candidate& first() const;
     template <class IsKept>
     void keep(const IsKept& is_kept);
 
