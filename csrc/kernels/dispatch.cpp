@@ -40,10 +40,11 @@ CpuFeatures ask_cpu() {
     features.avx2 = ymm && fma && f16c && (b & (1u << 5)) && (b & (1u << 8));
     const uint32_t f_dq_bw_vl = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);
     features.avx512 = features.avx2 && zmm && (b & f_dq_bw_vl) == f_dq_bw_vl && (c & (1u << 11));
-    const bool has_vbmi2 = c & (1u << 6), has_tiles = (d & (1u << 22)) && (d & (1u << 24));  // AMX-BF16, AMX-TILE
+    const bool has_vbmi = (c & (1u << 1)) && (c & (1u << 6)), has_fp16 = d & (1u << 23);  // VBMI and VBMI2
+    const bool has_tiles = (d & (1u << 22)) && (d & (1u << 24));                          // AMX-BF16, AMX-TILE
     if (!__get_cpuid_count(7, 1, &a, &b, &c, &d)) return features;
     const bool has_bf16 = a & (1u << 5);  // AVX512_BF16
-    features.amx = features.avx512 && tiles && has_vbmi2 && has_tiles && has_bf16 && request_tiles();
+    features.amx = features.avx512 && tiles && has_vbmi && has_fp16 && has_tiles && has_bf16 && request_tiles();
     return features;
 }
 

@@ -117,9 +117,7 @@ def test_rows_come_back_out_of_tiles(isa: str, type: WeightType) -> None:
     for N, K in shapes(type):
         rows = random_rows(type, N, K, 7)
         kernel = Kernel(isa, type, rows, K)
-        expected = quants.dequantize(type, rows)
-        if is_bf16(isa, type):
-            expected = numerics.bf16_operand(expected)
+        expected = numerics.bf16_values(type, rows) if is_bf16(isa, type) else quants.dequantize(type, rows)
         for n in (0, 15, N - 1):
             np.testing.assert_array_equal(kernel.core.unpack_row(kernel.tiles, n, K), expected[n])
 

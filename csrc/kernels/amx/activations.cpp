@@ -1,4 +1,4 @@
-// Activations of the BFloat16 family: rounded to nearest even (subnormal values to zero), in the order of row tiles.
+// Activations of the BFloat16 family: scaled, rounded to nearest even, in the order of row tiles.
 #include "kernels/amx/activations.h"
 
 #include <immintrin.h>
@@ -12,8 +12,9 @@ __m512i round_step(const float* x, int num_columns) {
     const auto lanes = [](int count) {
         return count >= 16 ? __mmask16{0xffff} : static_cast<__mmask16>((1u << (count > 0 ? count : 0)) - 1);
     };
-    const __m512 low = _mm512_maskz_loadu_ps(lanes(num_columns), x);
-    const __m512 high = _mm512_maskz_loadu_ps(lanes(num_columns - 16), x + 16);
+    const __m512 scale = _mm512_set1_ps(kActivationScale);
+    const __m512 low = _mm512_mul_ps(scale, _mm512_maskz_loadu_ps(lanes(num_columns), x));
+    const __m512 high = _mm512_mul_ps(scale, _mm512_maskz_loadu_ps(lanes(num_columns - 16), x + 16));
     return (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
 

@@ -1,7 +1,8 @@
 // activations.h: activations of the BFloat16 family as `prepare` leaves them in memory.
 //
 // Rows stand in row tiles of sixteen; the last has what is left. A row tile holds, for each step of 32 columns, its
-// rows of 64 bytes after each other, so that one row alone is one stream. After the last row tile comes one operand
+// rows of 64 bytes after each other, so that one row alone is one stream. Values are 2^48 times what they were
+// (weights.h), rounded to bf16: from 2^80 on infinite. After the last row tile comes one operand
 // tile of zeros: a product may load sixteen rows where fewer are left, and ignore what comes of them.
 #pragma once
 

@@ -19,16 +19,20 @@ void pack(const uint8_t* const* rows, int num_rows, int K, uint8_t* tile) {
     using Place = Layout<Weights>;
     __builtin_memset(tile, 0, Place::tile_bytes(K));
     for (int r = 0; r < num_rows; r++) {
-        if constexpr (Weights::kBlockColumns == 1) {
+        const RowScale row = Weights::scale_row(rows[r], K);
+        store_as(tile + 4 * r, row.scale);
+        if constexpr (Weights::kIsWide) {
             for (int k = 0; k < K; k++) {
                 uint8_t* pair = tile + Place::fields(k / kStepColumns) + 64 * (k % kStepColumns / 2) + 4 * r;
-                __builtin_memcpy(pair + 2 * (k % 2), rows[r] + 2 * static_cast<size_t>(k), 2);
+                const auto weight = load_as<uint16_t>(rows[r] + 2 * static_cast<size_t>(k));
+                store_as(pair + 2 * (k % 2), Weights::pack(weight, row.power));
             }
         } else {
+            using File = typename Weights::File;
             const uint8_t* block = rows[r];
-            for (int k = 0; k < K; k += Weights::kBlockColumns, block += Weights::kBlockBytes) {
+            for (int k = 0; k < K; k += File::kColumns, block += File::kBytes) {
                 const int step = k / kStepColumns;
-                Weights::pack(block, step, r, tile + Place::header(step), tile + Place::fields(step));
+                Weights::pack(block, step, r, row.power, tile + Place::header(step), tile + Place::fields(step));
             }
         }
     }
@@ -37,12 +41,13 @@ void pack(const uint8_t* const* rows, int num_rows, int K, uint8_t* tile) {
 template <class Weights>
 void unpack_row(const uint8_t* tile, int r, int K, float* out) {
     alignas(64) uint16_t operand[kTileElements];
+    const float scale = load_as<float>(tile + 4 * r) * kActivationScale;
     for (int step = 0; step < num_steps(K); step++) {
         unpack_step<Weights>(tile, step, operand);
         for (int k = 0; k < kStepColumns && step * kStepColumns + k < K; k++) {
             const uint16_t weight = operand[k / 2 * 32 + 2 * r + k % 2];
-            const bool is_subnormal = (weight & 0x7f80) == 0;  // of a BF16 weight: zero to the tile product
-            out[step * kStepColumns + k] = bf16_to_float(is_subnormal ? weight & 0x8000 : weight);
+            const bool is_subnormal = (weight & 0x7f80) == 0;  // zero to the tile product
+            out[step * kStepColumns + k] = scale * bf16_to_float(is_subnormal ? weight & 0x8000 : weight);
         }
     }
 }

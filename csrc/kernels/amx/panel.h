@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/amx/product.h"
+#include "kernels/amx/streams.h"
 
 namespace pelton::amx {
 
@@ -12,8 +13,7 @@ template <class Weights>
 class Panel {
   public:
     Panel(const uint8_t* tiles, const Activations& x, int K, Output out, uint8_t* scratch)
-        : tiles_(tiles),
-          tile_bytes_(Layout<Weights>::tile_bytes(K)),
+        : weights_(tiles, K),
           x_(x),
           out_(out),
           panel_(reinterpret_cast<uint16_t*>(scratch)),
@@ -40,10 +40,8 @@ class Panel {
     }
 
     void unpack(const Block& block, int step0, int count) {
-        for (int tile = block.tile0; tile < block.tile1; tile++) {
-            const uint8_t* stream = tiles_ + static_cast<size_t>(tile) * tile_bytes_;
-            for (int i = 0; i < count; i++) unpack_step<Weights>(stream, step0 + i, operand(tile - block.tile0, i));
-        }
+        for (int tile = block.tile0; tile < block.tile1; tile++)
+            for (int i = 0; i < count; i++) weights_.unpack(tile, 0, step0 + i, operand(tile - block.tile0, i));
     }
 
     void multiply(const Block& block, int step0, int count) {
@@ -72,13 +70,15 @@ class Panel {
             Registers::load(sums);
         const uint16_t* columns[kColumnTiles];
         for (int c = 0; c < kColumnTiles; c++) columns[c] = operand(tile - block.tile0 + c, 0);
-        add_steps<kRowTiles, kColumnTiles>(x_, pass.first, step0, count, columns, [](int) {});
+        add_steps<kRowTiles, kColumnTiles>(x_, pass.first, step0, count, columns, [](int, int) {});
         Registers::store(sums);
-        if (step0 + count == x_.steps) write_sums<kColumnTiles>(x_, pass, sums, tile, out_);
+        if (step0 + count < x_.steps) return;
+        const uint8_t* weights[kColumnTiles];
+        for (int c = 0; c < kColumnTiles; c++) weights[c] = weights_.tile(tile + c);
+        write_sums<kColumnTiles>(x_, pass, sums, weights, tile, out_);
     }
 
-    const uint8_t* tiles_;
-    const size_t tile_bytes_;
+    const WeightStreams<Weights, 1> weights_;
     const Activations x_;
     const Output out_;
     uint16_t* panel_;

@@ -27,7 +27,7 @@ inline Pass pass_of(const Activations& x, int pass) {
 }
 
 // Adds steps [step0, step0 + count) to the sum registers; column tile c's operand of step step0 + i is
-// columns[c] + i * kTileElements. After each step `then(i)` runs: work for other units, to fill the wait.
+// columns[c] + i * kTileElements. After each column tile's products `then(c, i)` runs: other work, to fill the wait.
 template <int kRowTiles, int kColumnTiles, class Then>
 [[gnu::always_inline]] inline void add_steps(const Activations& x, int first_row_tile, int step0, int count,
                                              const uint16_t* const* columns, const Then& then) {
@@ -40,21 +40,26 @@ template <int kRowTiles, int kColumnTiles, class Then>
     const uint16_t* operands[kColumnTiles];
     for (int c = 0; c < kColumnTiles; c++) operands[c] = columns[c];
     for (int i = 0; i < count; i++) {
-        Sums<kRowTiles, kColumnTiles>::add_step(rows, operands);
+        Sums<kRowTiles, kColumnTiles>::add_step(rows, operands, [&](int c) { then(c, i); });
         for (int r = 0; r < kRowTiles; r++) rows[r] += row_step[r];
         for (int c = 0; c < kColumnTiles; c++) operands[c] += kTileElements;
-        then(i);
     }
 }
 
-// Copies stored sums of a pass to the output, whose column tile `tile` is the first of kColumnTiles.
+// Writes stored sums of a pass, times the scales of the weights' rows (weights[c] is where column tile c begins), to
+// the output, whose column tile `tile` is the first of kColumnTiles.
 template <int kColumnTiles>
-inline void write_sums(const Activations& x, Pass pass, const float* sums, int tile, Output out) {
+inline void write_sums(const Activations& x, Pass pass, const float* sums, const uint8_t* const* weights, int tile,
+                       Output out) {
+    __m512 scales[kColumnTiles];
+    for (int c = 0; c < kColumnTiles; c++) scales[c] = _mm512_loadu_ps(weights[c]);
     for (int r = 0; r < pass.count; r++)
         for (int m = 0; m < x.rows(pass.first + r); m++) {
             float* to = out.data + static_cast<size_t>((pass.first + r) * kRows + m) * out.stride + tile * kRows;
             for (int c = 0; c < kColumnTiles; c++)
-                _mm512_storeu_ps(to + kRows * c, _mm512_loadu_ps(sums + (2 * r + c) * kSumFloats + kRows * m));
+                _mm512_storeu_ps(
+                    to + kRows * c,
+                    _mm512_mul_ps(scales[c], _mm512_loadu_ps(sums + (2 * r + c) * kSumFloats + kRows * m)));
         }
 }
 

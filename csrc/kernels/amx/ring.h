@@ -3,35 +3,9 @@
 #pragma once
 
 #include "kernels/amx/product.h"
+#include "kernels/amx/streams.h"
 
 namespace pelton::amx {
-
-// Distances in bytes of one tile's stream: to L1 soon, to L2 well before.
-constexpr size_t kNearPrefetch = 2048, kFarPrefetch = 8192;
-
-// kColumnTiles neighbouring weight tiles, walked together from step to step.
-template <class Weights, int kColumnTiles>
-struct WeightStreams {
-    const uint8_t* tiles;
-    size_t tile_bytes;
-
-    // Unpacks one step of tile `tile` + c and asks memory for as many bytes as it used.
-    void unpack(int tile, int c, int step, uint16_t* operand) const {
-        const uint8_t* stream = tiles + static_cast<size_t>(tile + c) * tile_bytes;
-        const size_t begin = Layout<Weights>::begin(step), end = Layout<Weights>::begin(step + 1);
-        prefetch<_MM_HINT_T0>(stream, begin + kNearPrefetch, end - begin);
-        prefetch<_MM_HINT_T1>(stream, begin + kFarPrefetch, end - begin);
-        unpack_step<Weights>(stream, step, operand);
-    }
-
-  private:
-    // A stream that ends goes on in the tile after its neighbours.
-    template <_mm_hint kHint>
-    void prefetch(const uint8_t* stream, size_t offset, size_t bytes) const {
-        if (offset >= tile_bytes) offset += (kColumnTiles - 1) * tile_bytes;
-        for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(stream + offset + i), kHint);
-    }
-};
 
 // Walks the column tiles [tile0, tile1), kColumnTiles at a time. With more than one pass the sums of a unit wait in
 // memory while the other passes meet it; units are longer then.
@@ -39,7 +13,7 @@ template <class Weights, int kColumnTiles>
 class Ring {
   public:
     Ring(const uint8_t* tiles, const Activations& x, int K, Output out, uint8_t* scratch)
-        : weights_{tiles, Layout<Weights>::tile_bytes(K)},
+        : weights_(tiles, K),
           x_(x),
           out_(out),
           slots_(reinterpret_cast<uint16_t*>(scratch)),
@@ -49,7 +23,8 @@ class Ring {
     void run(int tile0, int tile1) {
         const Unit end = {tile1, 0, 0};
         Unit unit = unit_at(tile0, 0);
-        for (int i = 0; i < unit.count; i++) unpack(unit, 0, i);
+        for (int i = 0; i < unit.count; i++)
+            for (int c = 0; c < kColumnTiles; c++) unpack(unit, 0, c, i);
         for (int slot = 0; unit.tile < tile1; slot ^= 1) {
             const Unit next = after(unit);
             multiply(unit, slot, next.tile < tile1 ? next : end);
@@ -77,8 +52,9 @@ class Ring {
         return slots_ + static_cast<size_t>(slot) * (kSlotBytes / 2) + (c * kLongUnit + i) * kTileElements;
     }
 
-    void unpack(Unit unit, int slot, int i) const {
-        for (int c = 0; c < kColumnTiles; c++) weights_.unpack(unit.tile, c, unit.step + i, operand(slot, c, i));
+    void unpack(Unit unit, int slot, int c, int i) const {
+        weights_.fetch_far(unit.tile, c, unit.step + i);
+        weights_.unpack(unit.tile, c, unit.step + i, operand(slot, c, i));
     }
 
     void multiply(Unit unit, int slot, Unit next) {
@@ -103,13 +79,17 @@ class Ring {
             Registers::load(sums);
         const uint16_t* columns[kColumnTiles];
         for (int c = 0; c < kColumnTiles; c++) columns[c] = operand(slot, c, 0);
-        add_steps<kRowTiles, kColumnTiles>(x_, pass.first, unit.step, unit.count, columns, [&](int i) {
-            if (i < ahead.count) unpack(ahead, slot ^ 1, i);
+        add_steps<kRowTiles, kColumnTiles>(x_, pass.first, unit.step, unit.count, columns, [&](int c, int i) {
+            if (i < ahead.count) unpack(ahead, slot ^ 1, c, i);
         });
-        for (int i = unit.count; i < ahead.count; i++) unpack(ahead, slot ^ 1, i);
+        for (int i = unit.count; i < ahead.count; i++)
+            for (int c = 0; c < kColumnTiles; c++) unpack(ahead, slot ^ 1, c, i);
         const bool is_last = unit.step + unit.count == x_.steps;
         if (is_last || sums_wait) Registers::store(sums);
-        if (is_last) write_sums<kColumnTiles>(x_, pass, sums, unit.tile, out_);
+        if (!is_last) return;
+        const uint8_t* weights[kColumnTiles];
+        for (int c = 0; c < kColumnTiles; c++) weights[c] = weights_.tile(unit.tile + c);
+        write_sums<kColumnTiles>(x_, pass, sums, weights, unit.tile, out_);
     }
 
     WeightStreams<Weights, kColumnTiles> weights_;

@@ -87,8 +87,10 @@ struct Sums {
         if constexpr (kRowTiles == 2) store_tile<sum_register(1, 0)>(to + 512);
         if constexpr (kRowTiles == 2 && kColumnTiles == 2) store_tile<sum_register(1, 1)>(to + 768);
     }
-    // One step: rows[r] and columns[c] point at operand tiles.
-    static void add_step(const uint8_t* const* rows, const uint16_t* const* columns) {
+    // One step: rows[r] and columns[c] point at operand tiles. `then(c)` runs after the products of column tile c.
+    template <class Then>
+    [[gnu::always_inline]] static void add_step(const uint8_t* const* rows, const uint16_t* const* columns,
+                                                const Then& then) {
         load_tile<row_register(0)>(rows[0]);
         load_tile<column_register(0)>(columns[0]);
         multiply_tiles<sum_register(0, 0), row_register(0), column_register(0)>();
@@ -96,10 +98,12 @@ struct Sums {
             load_tile<row_register(1)>(rows[1]);
             multiply_tiles<sum_register(1, 0), row_register(1), column_register(0)>();
         }
+        then(0);
         if constexpr (kColumnTiles == 2) {
             load_tile<column_register(1)>(columns[1]);
             multiply_tiles<sum_register(0, 1), row_register(0), column_register(1)>();
             if constexpr (kRowTiles == 2) multiply_tiles<sum_register(1, 1), row_register(1), column_register(1)>();
+            then(1);
         }
     }
 };

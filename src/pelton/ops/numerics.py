@@ -3,7 +3,8 @@
 - `linear_int8`: block-quantised weights against activations rounded to int8 in blocks of 32 columns. Integer sums
   are exact; floats meet only in the one fused multiply-add per block (two where the type has minima).
 - `linear_float32`: F32, F16 and BF16 weights, widened exactly; one fused multiply-add per column.
-- `linear_bf16`: weights and activations rounded to bf16, products summed in float32 in the order of the tile hardware.
+- `linear_bf16`: weights (`bf16_weights`) and activations rounded to bf16, products summed in float32 in the order of
+  the tile hardware.
 - `linear_float`: the file's weights as they are, in float64: what other implementations are compared with.
 """
 
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from pelton.formats.quants import Blocks, WeightType, as_blocks, bf16_to_f32, block_size, dequantize, f32_to_bf16
 
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
@@ -152,22 +154,131 @@ def bf16_operand(x: F32) -> F32:
     return bf16_to_f32(f32_to_bf16(_flush(np.asarray(x, np.float32))))
 
 
+_OPERAND_SCALE, _ACTIVATION_SCALE = 2.0**-112, np.float32(2.0**48)
+_REACH: dict[WeightType, tuple[float, float]] = {
+    WeightType.F16: (1, 0),
+    WeightType.Q4_0: (8, 0),
+    WeightType.Q4_1: (15, 1),
+    WeightType.Q5_0: (16, 0),
+    WeightType.Q5_1: (31, 1),
+    WeightType.Q8_0: (128, 0),
+    WeightType.Q2_K: (15 * 3, 15),
+    WeightType.Q3_K: (32 * 4, 0),
+    WeightType.Q4_K: (63 * 15, 63),
+    WeightType.Q5_K: (63 * 31, 63),
+    WeightType.Q6_K: (128 * 32, 0),
+    WeightType.IQ4_NL: (127, 0),
+    WeightType.IQ4_XS: (32 * 127, 0),
+}
+"""What a block's binary16 scale, and its minimum, are multiplied by at most."""
+_ROWS_AT_ONCE = 1024
+"""Rows unpacked at a time, in float64: it bounds the memory that takes."""
+_CENTRES = {WeightType.Q4_1: 8, WeightType.Q2_K: 2, WeightType.Q4_K: 8}
+"""Of types with a minimum: the code from which the tiles' kernels count."""
+_ALL_BITS_CODES = {
+    WeightType.Q2_K: 3,
+    WeightType.Q3_K: 3,
+    WeightType.Q4_K: 15,
+    WeightType.Q5_K: 31,
+    WeightType.Q6_K: 31,
+    WeightType.IQ4_XS: 113,
+}
+"""Of types with integer scales: what a code stands for whose bits are all ones."""
+
+
+def _half(x: npt.ArrayLike) -> F64:
+    """The nearest binary16 numbers, ties to even, as float64."""
+    return np.asarray(x, np.float64).astype(np.float16).astype(np.float64)
+
+
+def _operand(half: F64) -> F32:
+    """Binary16 numbers as the tiles' operands: rounded to bf16, halves away from zero, and 2**112 times smaller."""
+    bits = half.astype(np.float16).view(np.uint16).astype(np.uint32)
+    size = ((bits & 0x7FFF) + 4) >> 3
+    return _flush(bf16_to_f32(((bits & 0x8000) | size).astype(np.uint16)))
+
+
+def _codes_and_scales(type: WeightType, blocks: Blocks) -> tuple[F64, F64, F64]:
+    """What codes stand for, integer scales, integer minima (one where the type has no such thing), [n, block] each."""
+    codes = _decode(type, _with_fields(blocks, d=1, dmin=0, m=0)).astype(np.float64)
+    if type not in _ALL_BITS_CODES:
+        return codes, np.ones_like(codes), np.ones_like(codes)
+    ones = _with_fields(blocks, d=1, dmin=0, qs=0xFF, qh=0xFF, ql=0xFF, hmask=0xFF)
+    scales = _decode(type, ones).astype(np.float64) / _ALL_BITS_CODES[type]
+    minima = -_decode(type, _with_fields(blocks, d=0, dmin=1)).astype(np.float64)
+    return np.divide(codes, scales, out=np.zeros_like(codes), where=scales != 0), scales, minima
+
+
+def bf16_weights(type: WeightType, rows: U8) -> tuple[F32, F32]:
+    """[N, row bytes] -> operands [N, K] of the tile products, and the scales [N] of their sums.
+
+    A weight is operand * scale * 2**48. BF16 weights stay what they are. All others are computed in binary16:
+
+    - A row's binary16 numbers are multiplied by 2**e and rounded to binary16, e being such that the largest magnitude
+      that they and the type allow lies in [2**14, 2**15): what is below about 2**-28 of it loses precision.
+    - w = scale * (code - centre) + minimum, rounded once. Scale and minimum of K-quants are products, rounded;
+      minimum includes scale * centre, rounded, where the type has a minimum.
+    - Operands are w rounded to bf16, halves away from zero, and 2**112 times smaller, as their bits are those of w
+      shifted by three; what is then subnormal is zero.
+
+    A row with a binary16 number that is not finite has scale NaN.
+    """
+    if type is WeightType.BF16:
+        return _flush(dequantize(type, rows)), np.full(len(rows), 1 / _ACTIVATION_SCALE)
+    parts = [_bf16_rows(type, rows[n : n + _ROWS_AT_ONCE]) for n in range(0, len(rows), _ROWS_AT_ONCE)]
+    return np.concatenate([operands for operands, _ in parts]), np.concatenate([scale for _, scale in parts])
+
+
+def _bf16_rows(type: WeightType, rows: U8) -> tuple[F32, F32]:
+    blocks = as_blocks(type, rows)
+    names: tuple[str, ...] = blocks.dtype.names or ()
+    halves = [
+        blocks[name].reshape(len(rows), -1).astype(np.float32) for name in ("x", "d", "dmin", "m") if name in names
+    ]
+    is_finite = np.all([np.isfinite(x).all(axis=1) for x in halves], axis=0)
+    halves = [np.where(np.isfinite(x), x, np.float32(0)) for x in halves]
+    reaches = [np.abs(x) * np.float32(reach) for x, reach in zip(halves, _REACH[type], strict=False)]
+    largest = sum(reaches[1:], reaches[0]).max(axis=1)
+    exponent = np.where(largest > 0, 15 - np.frexp(largest)[1], 0)
+    scale = np.where(is_finite, np.ldexp(np.float32(1), 64 - exponent), np.float32(np.nan)).astype(np.float32)
+    scaled = [_half(np.ldexp(x.astype(np.float64), exponent[:, None])) for x in halves]
+    if type is WeightType.F16:
+        return _operand(scaled[0]), scale
+    codes, scales, minima = (x.reshape(len(rows), -1) for x in _codes_and_scales(type, blocks))
+    scaled = [x.repeat(block_size(type), axis=1) for x in scaled]
+    factor = _half(scaled[0] * scales)
+    if len(scaled) == 1:
+        return _operand(_half(factor * codes)), scale
+    sign = 1 if "m" in names else -1
+    centre = _CENTRES.get(type, 0)
+    minimum = _half(factor * centre + _half(sign * scaled[1] * minima))
+    return _operand(_half(factor * (codes - centre) + minimum)), scale
+
+
+def bf16_values(type: WeightType, rows: U8) -> F32:
+    """[N, row bytes] -> [N, K]: the weights as the BFloat16 family computes with them."""
+    operands, scale = bf16_weights(type, rows)
+    return operands * (scale * _ACTIVATION_SCALE)[:, None]
+
+
 def linear_bf16(type: WeightType, rows: U8, x: F32) -> F32:
     """[N, row bytes], [M, K] -> [M, N]: the BFloat16 family's x @ w.T, the same bits as its kernels.
 
-    Weights and activations are rounded to bf16. Per step of 32 columns, ascending: two float32 sums from zero, one over
-    the even and one over the odd columns, ascending, one fused multiply-add each; their sum is added to the total.
-    Subnormal results are zero (Intel SDM volume 2, TDPBF16PS).
+    Activations are multiplied by 2**48 and rounded to bf16; weights are `bf16_weights`. Per step of 32 columns,
+    ascending: two float32 sums from zero, one over the even and one over the odd columns, ascending, one fused
+    multiply-add each; their sum is added to the total. Subnormal results are zero (Intel SDM volume 2, TDPBF16PS). The
+    total is multiplied by the row's scale.
     """
-    w, x = bf16_operand(dequantize(type, rows)), bf16_operand(x)
-    total = np.zeros((len(x), len(rows)), np.float32)
+    w, scale = bf16_weights(type, rows)
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        x = bf16_operand(x * _ACTIVATION_SCALE)
+        total = np.zeros((len(x), len(rows)), np.float32)
         for step in range(0, x.shape[1], TILE_STEP):
             sums = [np.zeros_like(total), np.zeros_like(total)]
             for k in range(step, min(step + TILE_STEP, x.shape[1])):
                 sums[k % 2] = _flush(fma(x[:, k : k + 1], w[:, k], sums[k % 2]))
             total = _flush(total + _flush(sums[0] + sums[1]))
-    return total
+        return total * scale
 
 
 def linear_float(type: WeightType, rows: U8, x: F32) -> F32:

@@ -57,11 +57,11 @@ class Matrix:
 
     @property
     def operands(self) -> Floats:
-        """The values rounded to bf16, float32 of `shape`."""
+        """The values as the bf16 family computes with them, float32 of `shape`."""
         if self._operands is None:
             rows = self.rows
-            values = dequantize(self.weight.type, rows.reshape(-1, rows.shape[-1])).reshape(self.shape)
-            self._operands = numerics.bf16_operand(values)
+            values = numerics.bf16_values(self.weight.type, rows.reshape(-1, rows.shape[-1]))
+            self._operands = values.reshape(self.shape)
         return self._operands
 
 

@@ -1,11 +1,11 @@
 // Linear kernels. For every weight type and some shapes,
-//   rows   each row of a packed weight comes back as the generic kernels give it (BFloat16: rounded to bf16);
+//   rows   each row of a packed weight comes back as the generic kernels give it (BFloat16: as its definition does);
 //   alone  the outputs of a row are the same bits whatever the number of rows and the split of tiles;
-//   value  they are what they should be: Int8 and Float32 the bits of the generic kernels, BFloat16 those of the tile
-//          product's definition (csrc/kernels/amx/tiles.h), computed here one by one.
+//   value  they are what they should be: Int8 and Float32 the bits of the generic kernels, BFloat16 those of its
+//          definition (tiles.h).
 #include <cstring>
 
-#include "selftest.h"
+#include "tiles.h"
 
 namespace selftest {
 
@@ -42,7 +42,7 @@ const Type kTypes[] = {
 
 constexpr int kN = 69, kTiles = (kN + kTileRows - 1) / kTileRows, kColumns = kTiles * kTileRows, kM = 100;
 
-// Any bits as quants; scales over 28 binades, a few of them zero or subnormal.
+// Any bits as quants; scales over 28 binades, a few of them zero or subnormal, and one of row 3 infinite.
 std::vector<uint8_t> random_weights(const Type& type, int K, Random& random) {
     std::vector<uint8_t> bytes(static_cast<size_t>(kN) * static_cast<size_t>(K / type.columns * type.bytes));
     for (auto& byte : bytes) byte = static_cast<uint8_t>(random());
@@ -56,6 +56,7 @@ std::vector<uint8_t> random_weights(const Type& type, int K, Random& random) {
         if (type.id == WeightType::F32)
             store_as(at, static_cast<float>(static_cast<int>(random() % 2001) - 1000) * 1e-3f);
     }
+    if (!type.halves.empty()) store_as(bytes.data() + bytes.size() / kN * 3 + type.halves[0], uint16_t{0x7c00});
     return bytes;
 }
 
@@ -117,28 +118,6 @@ class Weight {
     Bytes tiles_, scratch_;
 };
 
-float flush(float value) { return std::fabs(value) < 0x1p-126f ? 0.0f : value; }
-
-float to_bf16(float value) {
-    if (std::isnan(value)) return value;
-    uint32_t bits = __builtin_bit_cast(uint32_t, flush(value));
-    bits += 0x7fff + (bits >> 16 & 1);
-    return __builtin_bit_cast(float, bits & 0xffff0000u);
-}
-
-// The tile product's own sum.
-float tile_product(const float* x, const std::vector<float>& w) {
-    const size_t K = w.size();
-    float total = 0;
-    for (size_t step = 0; step < K; step += 32) {
-        float sums[2] = {0, 0};
-        for (size_t k = step; k < step + 32 && k < K; k++)
-            sums[k % 2] = flush(std::fma(to_bf16(x[k]), w[k], sums[k % 2]));
-        total = flush(total + flush(sums[0] + sums[1]));
-    }
-    return total;
-}
-
 void check_shape(const KernelTable& table, const KernelTable& generic, const Type& type, int K, Counts& counts) {
     Random random{static_cast<uint64_t>(K) * 1000 + static_cast<uint64_t>(type.id)};
     const auto file = random_weights(type, K, random);
@@ -146,15 +125,17 @@ void check_shape(const KernelTable& table, const KernelTable& generic, const Typ
     Weight weight(table, type, file, K), plain(generic, type, file, K);
     const bool is_bf16 = weight.kernel.family == Family::BFloat16;
 
-    std::vector<std::vector<float>> rows;
+    std::vector<TileRow> rows;
     bool rows_same = true;
     for (int n = 0; n < kN; n++) {
-        rows.push_back(plain.row(n));
-        const auto row = weight.row(n);
-        for (size_t k = 0; k < row.size(); k++) {
-            if (is_bf16) rows.back()[k] = to_bf16(rows.back()[k]);
-            rows_same &= is_same(row[k], rows.back()[k]);
+        auto expected = plain.row(n);
+        if (is_bf16) {
+            rows.push_back(tile_row(type.id, file.data() + static_cast<size_t>(n) * (file.size() / kN), K));
+            for (size_t k = 0; k < expected.size(); k++)
+                expected[k] = rows.back().operands[k] * (rows.back().scale * 0x1p48f);
         }
+        const auto row = weight.row(n);
+        for (size_t k = 0; k < row.size(); k++) rows_same &= is_same(row[k], expected[k]);
     }
     counts.add(rows_same, type.name, "rows", K);
 

@@ -15,7 +15,7 @@ from pelton.ops.data import Weight
 
 FAMILIES = ("f32", "int8", "bf16")
 """Names of the core's kernel families, by number."""
-PACKED_VERSION = 1
+PACKED_VERSION = 2
 """Raised whenever packed bytes change their meaning: part of the numerics fingerprint."""
 TILE_ROWS = 16
 _ALIGN = 64
