@@ -145,8 +145,8 @@ class Pace:
         to the target although predictions are off now and then."""
         plain = self._plain.predict(shape)
         target = self.target or max(TARGET, PLAIN_STEPS * plain)
-        limit = max(target / (1 + MARGIN * self.spread), LEAST * plain)
-        return limit - self.predict(shape._replace(num_bytes=num_bytes))
+        limit = target / (1 + MARGIN * self.spread)
+        return max(limit - self.predict(shape._replace(num_bytes=num_bytes)), (LEAST - 1) * plain)
 
     def chunk_seconds(self, start: int, num_tokens: int, is_scored: bool = True) -> float:
         """What a chunk that begins at `start`, and ends its prompt, adds to a step. Each token of one that is not
