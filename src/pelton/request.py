@@ -22,7 +22,7 @@ class ProcessorCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are chosen. Field names are those of OpenAI's API, of vLLM and of llama.cpp: docs/sampling.md says which.
+    """How tokens are chosen. Field names are those of OpenAI's API, of vLLM and of llama.cpp (docs/sampling.md).
 
     `None` for `max_tokens` means: until the context is full; 0: no answer, only what is asked about the prompt. `seed`
     None means: one is drawn at the border.
