@@ -329,6 +329,8 @@ def test_what_cannot_be_loaded_is_said_and_leaves_nothing(tmp_path: Path, model:
     asyncio.run(fails(model, EngineConfig(kv_memory=1000), errors.InsufficientMemory, "context"))
     asyncio.run(fails(model, EngineConfig(isa="nonsense"), errors.ConfigError, "nonsense"))
     asyncio.run(fails(model, EngineConfig(threads=-1), errors.ConfigError, "threads is -1"))
+    asyncio.run(fails(model, EngineConfig(target_itl=-5.0), errors.ConfigError, "target_itl is -5"))
+    asyncio.run(fails(model, EngineConfig(heartbeat_timeout=0.5), errors.ConfigError, "heartbeat_timeout is 0.5"))
 
 
 @pytest.mark.parametrize(("threads", "expected"), [(0, 3), (2, 2)])

@@ -38,6 +38,8 @@ READ_AHEAD = 1 << 20
 """Bytes of messages that are read before anybody wants them."""
 STOP_GRACE = 2.0
 """Seconds between asking a process to end and killing it."""
+MIN_HEARTBEAT_TIMEOUT = 2.0
+"""Signs of life come once a second."""
 SECOND_LOOK = 0.5
 """Seconds more in which a sign of life may be found, before an engine counts as dead."""
 
@@ -81,6 +83,11 @@ class ProcessLink:
 
     async def open(self, progress: ProgressCallback | None) -> EngineInfo:
         """Start the process and load the model."""
+        if not self._heartbeat_timeout >= MIN_HEARTBEAT_TIMEOUT:
+            raise errors.ConfigError(
+                f"heartbeat_timeout is {self._heartbeat_timeout}, must be at least {MIN_HEARTBEAT_TIMEOUT:g} seconds",
+                param="heartbeat_timeout",
+            )
         ours, theirs = socket.socketpair()
         self._reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=READ_AHEAD)
         with theirs:

@@ -25,6 +25,10 @@ from pelton.ops.data import Batch, CacheGroup, KVType
 log = logging.getLogger(__name__)
 
 MAX_THREADS = 1024
+AT_LEAST_ZERO = (
+    "target_itl", "swap_memory", "max_queue", "max_queue_tokens", "patience", "queue_timeout", "request_timeout",
+)  # fmt: skip
+"""Settings that may not be negative."""
 
 
 class Runner:
@@ -125,6 +129,9 @@ def _spec(model: Model, config: EngineConfig) -> LoadSpec:
         )
     if config.max_batch_tokens < 1 or config.max_sequences < 1:
         raise ConfigError("max_batch_tokens and max_sequences must be at least 1", param="max_batch_tokens")
+    for name in AT_LEAST_ZERO:
+        if not getattr(config, name) >= 0:  # also where it is no number
+            raise ConfigError(f"{name} is {getattr(config, name)}, must be at least 0", param=name)
     max_sequences = min(config.max_sequences, config.max_batch_tokens)
     if max_sequences < config.max_sequences:
         log.warning("only %d sequences run at once: each needs a token of the step's budget", max_sequences)
