@@ -17,7 +17,10 @@ import sys
 import time
 from pathlib import Path
 
-from pelton.bench import serving
+from pelton.bench.serving.drive import drive
+from pelton.bench.serving.http import Address
+from pelton.bench.serving.load import Lengths, Load
+from pelton.bench.serving.target import find
 
 TICK = os.sysconf("SC_CLK_TCK")
 
@@ -36,15 +39,16 @@ class Server:
         self.process = subprocess.Popen([*command, "--context", "2048"], stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         address = next(found[1] for line in self.process.stderr if (found := re.search(r"is ready at (\S+)", line)))
-        self.target = asyncio.run(serving.first_model(address))
+        self.target = asyncio.run(find("m", Address(address)))
         (self.engine,) = children(self.process.pid)
 
     def run(self, args: argparse.Namespace, seed: int) -> tuple[float, float, float]:
         """Tokens per second; CPU milliseconds per token of the server's process, and of the engine's."""
-        load = serving.Load(args.streams, args.streams, args.prompt, args.tokens, seed)
+        prompt, output = Lengths(args.prompt, args.prompt), Lengths(args.tokens, args.tokens)
+        load = Load(args.streams, None, args.streams, prompt, output, num_warm_up=0, seed=seed)
         before = cpu_seconds(self.process.pid), cpu_seconds(self.engine)
-        result = asyncio.run(serving.drive(self.target, load))
-        assert not result.num_failed, result.first_error
+        result = asyncio.run(drive(self.target, load))
+        assert not result.failures, result.failures
         after = cpu_seconds(self.process.pid), cpu_seconds(self.engine)
         count = args.streams * args.tokens
         server, engine = (1e3 * (b - a) / count for a, b in zip(before, after, strict=True))

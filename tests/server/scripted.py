@@ -50,6 +50,9 @@ class ScriptedService:
         self.num_open += 1
         return self._events(request)
 
+    def usage(self, request: Request) -> Usage:
+        return Usage(prompt_tokens=5, completion_tokens=len(self.words) * request.sampling.n, cached_tokens=2)
+
     async def _events(self, request: Request) -> AsyncGenerator[TextEvent, None]:
         wants = request.sampling.logprobs is not None
         try:
@@ -66,8 +69,7 @@ class ScriptedService:
                 await asyncio.sleep(0)
             for choice in range(request.sampling.n):
                 yield TextFinish(choice=choice, reason="stop", stop="END")
-            n = len(self.words) * request.sampling.n
-            yield TextDone(usage=Usage(prompt_tokens=5, completion_tokens=n, cached_tokens=2))
+            yield TextDone(usage=self.usage(request))
             self.num_ended += 1
         finally:
             self.num_open -= 1

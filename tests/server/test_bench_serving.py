@@ -1,89 +1,228 @@
-"""The load of `pelton bench serve`, against a server whose every answer is known."""
+"""The load of `pelton bench serve`, against servers whose every answer is known."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from pathlib import Path
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from pelton.bench.serving import Load, Result, Target, drive, first_model
-from pelton.cli.main import main
+from pelton.bench.serving.drive import drive
+from pelton.bench.serving.http import Address
+from pelton.bench.serving.load import Lengths, Load, Systems
+from pelton.bench.serving.result import Objective, Result
+from pelton.bench.serving.target import find
+from pelton.bench.serving.wire import Endpoint
 from pelton.errors import InvalidRequest, Overloaded
-from tests.server.scripted import ScriptedService, serving
+from tests.server.bench_servers import PER_PROMPT, Answers, Dies, WordService, chunk, raw, words_of
+from tests.server.scripted import serving
 
-LOAD = Load(concurrency=2, num_requests=5, prompt_tokens=11, output_tokens=9)
+LOAD = Load(2, None, 5, Lengths(11, 11), Lengths(9, 9), num_warm_up=0)
 
 
-def driven(service: ScriptedService, load: Load = LOAD) -> Result:
+def driven(service: WordService, load: Load = LOAD, endpoint: Endpoint = "completions", **options: Any) -> Result:
     async def run(url: str) -> Result:
-        return await drive(await first_model(url), load)
+        return await drive(await find("scripted", Address(url), endpoint), load, **options)
 
     with serving(service) as url:
         return asyncio.run(run(url))
 
 
+def driven_raw(answers: Answers, load: Load = LOAD, **options: Any) -> Result:
+    async def run() -> Result:
+        async with raw(answers) as url:
+            return await drive(await find("raw", Address(url)), load, **options)
+
+    return asyncio.run(run())
+
+
 def test_counts_by_usage() -> None:
-    service = ScriptedService(words=("one", "", "two"))  # an empty piece makes no chunk that shows, but is a token
+    service = WordService(words=("one", "", "two"))  # an empty piece makes no chunk that shows, but is a token
     result = driven(service)
-    assert (result.num_failed, result.first_error) == (0, "")
-    assert result.tokens_per_second * result.seconds == pytest.approx(5 * 3)
-    assert service.num_ended == 5
+    assert (result.num_requests, result.failures, result.num_output_tokens) == (5, {}, 15)
+    assert result.tokens_per_second * result.seconds == pytest.approx(15)
+    assert (result.num_prompt_tokens, result.num_cached_tokens) == (5 * 11, 5 * 2)
 
 
-def test_what_each_request_asks_for() -> None:
-    service = ScriptedService()
-    driven(service)
-    asked = service.requests
-    assert [len(request.prompt_ids or ()) for request in asked] == [11] * 5
-    assert len({request.prompt_ids for request in asked}) == 5
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_what_each_request_asks_for(endpoint: Endpoint) -> None:
+    service = WordService()
+    driven(service, endpoint=endpoint)
+    asked = service.measured
+    assert [len(words_of(request)) + PER_PROMPT for request in asked] == [11] * 5
+    assert len({tuple(words_of(request)) for request in asked}) == 5
     for request in asked:
-        assert (request.sampling.max_tokens, request.sampling.temperature) == (9, 0)
+        assert (request.messages is None) == (endpoint == "completions")
+        assert (request.sampling.max_tokens, request.sampling.temperature, request.sampling.min_tokens) == (9, 0, 0)
         assert request.sampling.ignore_eos
 
 
 def test_no_more_at_once_than_asked() -> None:
-    class Counting(ScriptedService):
-        most = 0
-
-        async def generate(self, request):  # type: ignore[no-untyped-def]
-            events = await super().generate(request)
-            Counting.most = max(Counting.most, self.num_open)
-            return events
-
-    driven(Counting(delay=0.02))
-    assert Counting.most == 2
+    service = WordService(delay=0.02)
+    result = driven(service)
+    assert (service.most_open, result.max_in_flight) == (2, 2)
 
 
 def test_times() -> None:
-    result = driven(ScriptedService(delay=0.05))
-    assert 0.05 <= result.ttft[0] <= result.ttft[1] <= result.ttft[2] <= result.end_to_end[2]
-    assert result.ttft[0] <= result.end_to_end[0]
-    assert result.itl[0] < 0.05  # the wait for the first token is no gap between tokens
+    result = driven(WordService(delay=0.05))
+    assert result.ttft is not None
+    assert result.e2e is not None
+    assert result.itl is not None
+    assert 0.05 <= result.ttft.median <= result.ttft.p95 <= result.ttft.p99 <= result.e2e.p99
+    assert result.ttft.median <= result.e2e.median
+    assert result.itl.median < 0.05  # the wait for the first token is no gap between tokens
     assert result.seconds >= 3 * 0.05  # five requests, two at once
+    assert 0 < result.client_share < 1
+
+
+def test_the_warm_up_is_not_counted() -> None:
+    service = WordService()
+    result = driven(service, replace(LOAD, num_warm_up=4))
+    assert (len(service.measured), result.num_requests) == (9, 5)
+    assert len({tuple(words_of(request)) for request in service.measured}) == 9
+
+
+def test_shared_system_prompts_are_sent_once_before() -> None:
+    service = WordService()
+    load = replace(LOAD, num_requests=12, systems=Systems(2, 20))
+    assert driven(service, load, "chat").num_requests == 12
+    asked = [tuple(words_of(request)) for request in service.measured]
+    assert len(asked) == 2 + 12  # each of two system prompts once, then the load
+    assert [len(words) for words in asked] == [20 + 11 - PER_PROMPT] * 14
+    assert {words[:20] for words in asked[:2]} == {words[:20] for words in asked[2:]}
+    assert len({words[:20] for words in asked}) == 2
+
+
+def test_own_system_prompts_are_as_long() -> None:
+    service = WordService()
+    driven(service, replace(LOAD, systems=Systems(2, 20, is_shared=False)))
+    asked = [tuple(words_of(request)) for request in service.measured]
+    assert [len(words) for words in asked] == [20 + 11 - PER_PROMPT] * 5
+    assert len({words[:20] for words in asked}) == 5
+
+
+def test_arrivals_do_not_wait_for_answers() -> None:
+    service = WordService(delay=0.3)
+    load = replace(LOAD, concurrency=None, rate=50.0, num_requests=10)
+    result = driven(service, load)
+    last = load.asks()[-1].arrival
+    assert result.max_in_flight > 5
+    assert last + 0.3 <= result.seconds < last + 2  # with one after another it would take 3 s
 
 
 @pytest.mark.parametrize(
     ("service", "message"),
     [
-        (ScriptedService(refuse=Overloaded("the queue is full")), "429: "),
-        (ScriptedService(fail_after=1), "the engine broke"),
-        (ScriptedService(words=()), "no usage, or no tokens"),
+        (WordService(trouble={"refuse": Overloaded("the queue is full")}), "429: "),
+        (WordService(trouble={"fail_after": 1}), "the engine broke"),
     ],
-    ids=["refused", "broken off", "nothing"],
+    ids=["refused", "broken off"],
 )
-def test_failures_are_counted_and_give_no_tokens(service: ScriptedService, message: str) -> None:
-    result = driven(service)
-    assert result.num_failed == 5
-    assert message in result.first_error
-    assert (result.tokens_per_second, result.ttft) == (0, (0, 0, 0))
+def test_failures_are_counted_and_give_no_tokens(service: WordService, message: str) -> None:
+    result = driven(service, objective=Objective(ttft=60))
+    assert result.num_failed == result.num_requests == 5
+    assert all(message in failure for failure in result.failures)
+    assert (result.tokens_per_second, result.ttft, result.goodput, result.good_share) == (0, None, 0, 0)
+
+
+def test_an_answer_without_tokens_fails() -> None:
+    async def answers(body: dict[str, Any]) -> AsyncIterator[bytes]:
+        yield chunk("a" if body["max_tokens"] == 2 else "", "length")
+        yield chunk(usage=(1, 2 if body["max_tokens"] == 2 else 0))
+
+    assert driven_raw(answers).failures == {"the answer says no usage, or has no tokens": 5}
+
+
+def test_a_server_without_usage_is_counted_by_the_length_it_says() -> None:
+    async def answers(body: dict[str, Any]) -> AsyncIterator[bytes]:
+        assert body["max_tokens"] == 2 or body["min_tokens"] == body["max_tokens"]
+        yield chunk("two tokens")
+        yield chunk("and more", "length")
+        yield b"data: [DONE]\n\n"
+
+    result = driven_raw(answers)
+    assert (result.failures, result.num_output_tokens) == ({}, 5 * 9)
+    assert result.num_prompt_tokens is None
+
+
+def test_an_end_before_the_length_is_no_count() -> None:
+    async def answers(body: dict[str, Any]) -> AsyncIterator[bytes]:
+        yield chunk("a", "stop")
+
+    assert driven_raw(answers).failures == {"the answer says no usage, or has no tokens": 5}
+
+
+def test_a_server_that_dies_in_the_middle() -> None:
+    num_asked = 0
+
+    async def answers(body: dict[str, Any]) -> AsyncIterator[bytes]:
+        nonlocal num_asked
+        num_asked += 1
+        yield chunk("a")
+        if num_asked > 3:  # one that asks for usage, and two that are measured
+            raise Dies
+        yield chunk("b", "length")
+        yield chunk(usage=(11, 9))
+
+    result = driven_raw(answers)
+    assert result.failures == {"the connection was closed before the answer's end": 3}
+    assert result.num_output_tokens == 2 * 9
+
+
+def test_a_server_that_is_too_slow() -> None:
+    async def answers(body: dict[str, Any]) -> AsyncIterator[bytes]:
+        yield chunk("a")
+        await asyncio.sleep(0 if body["max_tokens"] == 2 else 30)
+        yield chunk("b", "length", None)
+        yield chunk(usage=(11, 9))
+
+    result = driven_raw(answers, replace(LOAD, concurrency=5), timeout=0.2)
+    assert result.failures == {"no answer in 0.2 s": 5}
+    assert result.seconds < 5
+
+
+def test_chunks_may_be_cut_anywhere_and_hold_many_tokens() -> None:
+    async def answers(body: dict[str, Any]) -> AsyncIterator[bytes]:
+        stream = (
+            b": ping\n\n" + chunk("one two", None) + chunk("🦙", "length") + chunk(usage=(11, 9)) + b"data: [DONE]\n"
+        )
+        for i in range(0, len(stream), 7):
+            yield stream[i : i + 7]
+
+    result = driven_raw(answers)
+    assert (result.failures, result.num_output_tokens) == ({}, 45)
+
+
+def test_an_error_in_a_stream_is_named() -> None:
+    async def answers(body: dict[str, Any]) -> AsyncIterator[bytes]:
+        if body["max_tokens"] != 2:
+            yield b'data: {"error": {"message": "out of memory"}}\n\n'
+        yield chunk("a", "length")
+        yield chunk(usage=(11, 9))
+
+    assert driven_raw(answers).failures == {"out of memory": 5}
+
+
+def test_a_chunk_that_is_none() -> None:
+    async def answers(body: dict[str, Any]) -> AsyncIterator[bytes]:
+        yield chunk("a", "length") if body["max_tokens"] == 2 else b'data: {"choices": 3}\n\n'
+        yield chunk(usage=(11, 9))
+
+    (failure,) = driven_raw(answers).failures
+    assert failure.startswith("a chunk that is none of OpenAI's API")
 
 
 def test_a_server_that_is_gone() -> None:
     with pytest.raises(InvalidRequest, match="does not answer as an OpenAI-compatible server"):
-        asyncio.run(first_model("http://127.0.0.1:1"))
+        asyncio.run(find("gone", Address("http://127.0.0.1:1")))
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://host:99999", "http://[::1"])
+def test_what_is_no_address(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="is not the address of a server"):
+        Address(url)
 
 
 @pytest.mark.parametrize(
@@ -98,60 +237,10 @@ def test_a_server_that_is_gone() -> None:
     ],
 )
 def test_which_servers_are_on_this_machine(url: str, is_here: bool) -> None:
-    assert Target(url, "m", None).is_here is is_here
+    assert Address(url).is_here is is_here
 
 
-def test_weights_are_read_once_per_step_for_all_streams() -> None:
-    nothing = (0.0, 0.0, 0.0)
-    result = Result(Load(4, 4, 1, 1), 0, "", 1.0, 100.0, nothing, nothing, nothing)
-    assert result.weights_read(1000) == 25_000
-
-
-def bench(*arguments: str) -> str:
-    with serving(ScriptedService()) as url:
-        command = ["bench", "serve", "--url", url, "--concurrency", "2", "--requests", "3", *arguments]
-        answer = CliRunner().invoke(main, command, env={"COLUMNS": "160"})
-    assert answer.exit_code == 0, answer.output
-    return answer.stdout
-
-
-@pytest.fixture
-def read_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pelton.bench.limits.measure_read", lambda *args, **options: 7e9)
-
-
-@pytest.fixture
-def foreign(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def first_model(url: str) -> Target:
-        return Target(url, "scripted", None)
-
-    monkeypatch.setattr("pelton.bench.serving.first_model", first_model)
-
-
-@pytest.mark.usefixtures("read_limit")
-def test_the_command_gives_the_share_of_the_limit() -> None:
-    line = json.loads(bench("--json", "--weights", "77"))  # the server tells: 77 is not used
-    assert (line["model"], line["weight_bytes"], line["read_limit"]) == ("scripted", 1000, 7e9)
-    assert line["weights_read"] == pytest.approx(line["tokens_per_second"] / 2 * 1000)
-    assert line["share"] == pytest.approx(line["weights_read"] / 7e9)
-
-
-@pytest.mark.usefixtures("read_limit", "foreign")
-def test_the_weights_of_a_server_that_does_not_tell(tmp_path: Path) -> None:
-    line = json.loads(bench("--json"))
-    assert (line["weight_bytes"], line["weights_read"], line["share"]) == (None, None, None)
-    assert json.loads(bench("--json", "--weights", "2000"))["weight_bytes"] == 2000
-    file = tmp_path / "m.gguf"
-    file.write_bytes(bytes(300))
-    assert json.loads(bench("--json", "--weights", str(file)))["weight_bytes"] == 300
-    answer = CliRunner().invoke(main, ["bench", "serve", "--weights", "nothing.gguf"])
-    assert answer.exit_code == 2
-    assert "'nothing.gguf' is neither a number of bytes nor a file" in answer.output
-
-
-@pytest.mark.usefixtures("read_limit", "foreign")
-def test_the_table() -> None:
-    lines = bench().splitlines()
-    assert "limit: this machine reads 7.0 GB/s" in lines[-1]
-    row = next(line for line in lines if "127.0.0.1" in line)
-    assert [cell.strip() for cell in row.strip("│").split("│")][3:5] == ["-", "-"]
+def test_the_key_is_sent() -> None:
+    head = Address("http://user@host/base", "secret").head("POST", "/v1/completions", 3).decode()
+    assert head.startswith("POST /base/v1/completions HTTP/1.1\r\nHost: host\r\n")
+    assert "\r\nAuthorization: Bearer secret\r\n" in head

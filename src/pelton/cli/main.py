@@ -213,26 +213,50 @@ def bench_kernels(
 
 
 @bench.command("serve")
-@click.option("--url", "urls", multiple=True, default=("http://127.0.0.1:8000",), show_default=True, help="Repeatable.")
-@click.option("--concurrency", multiple=True, type=click.IntRange(1, 1000), default=(1, 4, 16), show_default=True)
-@click.option("--prompt", type=click.IntRange(1), default=128, show_default=True, help="Tokens in.")
-@click.option("--output", type=click.IntRange(1), default=128, show_default=True, help="Tokens out.")
-@click.option("--requests", type=click.IntRange(1), default=16, show_default=True, help="Per level of concurrency.")
+@click.option(
+    "--url",
+    multiple=True,
+    default=("http://127.0.0.1:8000",),
+    show_default=True,
+    help="[NAME=]URL. Repeatable; the first is compared with each other.",
+)
+@click.option("--endpoint", type=click.Choice(["completions", "chat"]), default="completions", show_default=True)
+@click.option(
+    "--concurrency",
+    multiple=True,
+    type=click.IntRange(1, 1000),
+    help="Requests at once. Repeatable. [default: 1, 10, 50, 100]",
+)
+@click.option(
+    "--rate",
+    multiple=True,
+    type=click.FloatRange(0, min_open=True),
+    help="Requests per second, arriving by chance, in place of --concurrency. Repeatable.",
+)
+@click.option("--prompt", default="128", show_default=True, help="Tokens in: 128, or 32-512 for mixed lengths.")
+@click.option("--output", default="128", show_default=True, help="Tokens out: 128, or 32-512 for mixed lengths.")
+@click.option("--system", help="4x512: before each prompt one of 4 system prompts of 512 tokens, shared and not.")
+@click.option("--requests", type=click.IntRange(1), default=16, show_default=True, help="Per load, at least.")
+@click.option("--warm-up", type=click.IntRange(0), default=2, show_default=True, help="Requests before each load.")
+@click.option("--repeat", type=click.IntRange(1), default=1, show_default=True, help="Rounds; medians are shown.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of words, lengths and arrivals.")
+@click.option("--slo", help="ttft=500,tpot=50,itl=100,e2e=9000: bounds in ms that a good request keeps.")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=600, show_default=True, help="Seconds.")
+@click.option("--api-key", help="For servers that want one.")
 @click.option("--weights", help="Bytes of the weights, or their file, where a server does not tell.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON line per result.")
-def bench_serve(
-    urls: tuple[str, ...],
-    concurrency: tuple[int, ...],
-    prompt: int,
-    output: int,
-    requests: int,
-    weights: str | None,
-    as_json: bool,
-) -> None:
-    """Put load on one or several OpenAI-compatible servers and compare them."""
-    from pelton.cli import bench as command
+@click.option("--json", "as_json", is_flag=True, help="One JSON line per result in place of tables.")
+@click.option("--json-file", type=click.Path(dir_okay=False, path_type=Path), help="Results and ratios.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="FILE.png (needs matplotlib).")
+def bench_serve(concurrency: tuple[int, ...], rate: tuple[float, ...], **options: Any) -> None:
+    """Put load on one or several OpenAI-compatible servers and compare them.
 
-    command.serve(urls, concurrency, prompt, output, requests, weights, as_json)
+    docs/benchmarking.md says what each figure means.
+    """
+    from pelton.cli import load
+
+    if concurrency and rate:
+        raise click.UsageError("--concurrency waits for answers and --rate does not: give one of them")
+    load.serve(load.Options(concurrency=concurrency or (1, 10, 50, 100), rate=rate, **options))
 
 
 @bench.command("quality")

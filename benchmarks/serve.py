@@ -1,0 +1,148 @@
+"""Pelton's server beside llama.cpp's (llama-cpp-python's), the same model file and threads, under the same load.
+
+    python benchmarks/serve.py MODEL.gguf --peer llama.cpp=PYTHON --threads 2 -- --repeat 3 --prompt 64 --output 32
+
+PYTHON is the interpreter of a virtual environment that has `llama-cpp-python[server]`. All servers are started on free
+loopback ports and are idle when it is not their turn; what stands after `--` goes to `pelton bench serve`, which puts
+every load on every server in turn. Prints its tables, then one in Markdown; `--write PAGE` puts that between the
+page's marks `<!-- serving MODEL -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from compare import write
+
+START_SECONDS = 300
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def pelton(python: str, model: Path, args: argparse.Namespace, port: int) -> list[str]:
+    command = [python, "-m", "pelton.cli", "serve", str(model), "--served-name", "m", "--port", str(port)]
+    return [*command, "--threads", str(args.threads), "--context", str(args.context)]
+
+
+def llama_cpp(python: str, model: Path, args: argparse.Namespace, port: int) -> list[str]:
+    """It takes one request at a time; by default a further one would end the one that runs."""
+    command = [python, "-m", "llama_cpp.server", "--model", str(model), "--model_alias", "m", "--port", str(port)]
+    command += ["--host", "127.0.0.1", "--n_ctx", str(args.context), "--interrupt_requests", "False"]
+    threads = ["--n_threads", str(args.threads), "--n_threads_batch", str(args.threads)]
+    return [*command, *threads, "--logits_all", "False", "--verbose", "False"]
+
+
+SERVERS = {"pelton": pelton, "llama.cpp": llama_cpp}
+
+
+class Server:
+    def __init__(self, name: str, python: str, model: Path, args: argparse.Namespace) -> None:
+        port = free_port()
+        self.name, self.url = name, f"http://127.0.0.1:{port}"
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the server
+        command = SERVERS[name](python, model, args, port)
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
+
+    def wait_ready(self) -> None:
+        end = time.monotonic() + START_SECONDS
+        while time.monotonic() < end and self.process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"{self.url}/v1/models", timeout=5):
+                    return
+            except (urllib.error.URLError, TimeoutError, ConnectionError):
+                time.sleep(0.1)
+        self.log.seek(0)
+        raise SystemExit(f"{self.name} did not start\n{self.log.read()[-2000:]}")
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """Medians over the rounds."""
+    head = ["at once", "server", "tokens/s", "TTFT", "TPOT", "ITL", "E2E", "failed", "client CPU"]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in found["results"]:
+        groups.setdefault((str(row["concurrency"] or f"{row['rate']:g}/s"), row["server"]), []).append(row)
+    for (level, server), rows in groups.items():
+        times = [
+            " / ".join(middle(rows, key, q) for q in ("median", "p95", "p99")) for key in ("ttft", "tpot", "itl", "e2e")
+        ]
+        rate = statistics.median(row["tokens_per_second"] for row in rows)
+        failed = sum(sum(row["failures"].values()) for row in rows)
+        client = statistics.median(row["client_share"] for row in rows)
+        lines.append("| " + " | ".join([level, server, f"{rate:.1f}", *times, str(failed), f"{client:.1%}"]) + " |")
+    head = ["at once", "Pelton beside", "tokens/s", "TTFT", "TPOT", "ITL", "E2E"]
+    lines += ["", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for ratio in found["ratios"]:
+        factors = ["-" if factor is None else f"{factor:.2f}x" for factor in ratio["factors"].values()]
+        lines.append("| " + " | ".join([ratio["level"], ratio["theirs"], *factors]) + " |")
+    return "\n".join(lines)
+
+
+def middle(rows: list[dict[str, Any]], key: str, quantile: str) -> str:
+    """In milliseconds."""
+    values = [1000 * row[key][quantile] for row in rows if row[key] is not None]
+    return f"{statistics.median(values):.0f}" if values else "-"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="llama.cpp=PYTHON")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into a page that has a place for it")
+    parser.add_argument("load", nargs="*", help="options of `pelton bench serve`, after --")
+    args = parser.parse_args()
+    pairs = [("pelton", sys.executable), *(peer.split("=", 1) for peer in args.peer)]
+    servers: list[Server] = []
+    try:
+        for name, python in pairs:
+            servers.append(Server(name, python, args.model, args))
+        for server in servers:
+            server.wait_ready()
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "found.json"
+            urls = [part for server in servers for part in ("--url", f"{server.name}={server.url}")]
+            command = [sys.executable, "-m", "pelton.cli", "bench", "serve", *urls, "--weights", str(args.model)]
+            begun = time.monotonic()
+            subprocess.run([*command, "--json-file", str(file), *args.load], check=True)
+            seconds = time.monotonic() - begun
+            found = json.loads(file.read_text())
+    finally:
+        for server in servers:
+            server.stop()
+    options = " ".join(args.load)
+    title = f"{args.model.name}, {args.threads} threads, `{options}`; times in ms: median / p95 / p99"
+    text = f"{title}\n\n{markdown(found)}\n"
+    print(f"\n{text}\n{seconds:.0f} s", flush=True)
+    if args.write is not None:
+        write(args.write, f"serving {args.model.stem}", text)
+
+
+if __name__ == "__main__":
+    main()
