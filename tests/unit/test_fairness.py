@@ -44,7 +44,7 @@ class Simulation:
         for sequence, count in chunks.items():
             self.served[sequence.group.tenant] += count if sequence.num_new > 1 else 0
         self.scheduler.commit(work, {})
-        for sequence, _ in rows:
+        for sequence, *_ in rows:
             self.served[sequence.group.tenant] += OUTPUT
             sequence.tokens.append(1)
             if sequence.num_output == sequence.group.request.sampling.max_tokens:
