@@ -67,6 +67,10 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True):
     pip's `cert` names none."""
     packed_cache_size: float = 20.0
     """GB of disk for packed weights, which make a model's next start fast; 0: none are written or read."""
+    prefix_cache_dir: str = ""
+    """Where cached prefixes are kept for the next start; "": HOME/prefixes."""
+    prefix_cache_size: float = 4.0
+    """GB of disk for cached prefixes; 0: none are written or read."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):

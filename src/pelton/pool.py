@@ -121,13 +121,15 @@ class Pool:
     async def _load(self, name: str, model: str, report: Report) -> Service:
         hub = self._config.hub
         path, known = await _in_daemon_thread(lambda: _find(model, hub, report))
+        store = Store(hub)
         report(Loading(name, 0.0))
         client = EngineClient(
             path,
             self._config.engine,
             in_process=self._in_process,
             known=known,
-            packed=Store(hub).packed if hub.packed_cache_size > 0 else None,
+            packed=store.packed if hub.packed_cache_size > 0 else None,
+            prefixes=store.prefixes if hub.prefix_cache_size > 0 else None,
             remember=lambda files: _remember(files, hub),
         )
         # The engine loads in its own process while the vocabulary is built here.

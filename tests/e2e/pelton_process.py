@@ -18,9 +18,10 @@ PELTON = [sys.executable, "-m", "pelton.cli"]
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """Packed weights are only kept where a test asks for it: each home would get its own."""
-    settings = {"PELTON_HOME": str(home), "PELTON_OFFLINE": "1", "PELTON_PACKED_CACHE_SIZE": "0", "NO_COLOR": "1"}
-    return {**os.environ, **settings, **more}
+    """Packed weights and prefixes are only kept where a test asks for it: each home would get its own."""
+    settings = {"PELTON_HOME": str(home), "PELTON_OFFLINE": "1", "NO_COLOR": "1"}
+    none = {"PELTON_PACKED_CACHE_SIZE": "0", "PELTON_PREFIX_CACHE_SIZE": "0"}
+    return {**os.environ, **settings, **none, **more}
 
 
 def pelton(home: Path, *args: str, stdin: str | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:

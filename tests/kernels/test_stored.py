@@ -11,8 +11,8 @@ import pytest
 from pelton import _core
 from pelton.backends.cpu import packing
 from pelton.backends.cpu.stored import StoredWeights
-from pelton.formats import packed_folder
-from pelton.formats.packed_folder import PackedFolder
+from pelton.formats import bounded_folder
+from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.quants import WeightType, quantize
 from pelton.ops.data import Weight
 
@@ -69,7 +69,7 @@ class Kept:
         self.weights = some_weights()
         self.layout = packing.lay_out(self.weights, self.weights, machine)
         self.memory = packing.pack(self.layout, self.weights, machine, None)
-        self.folder = PackedFolder(str(home), 10**9)
+        self.folder = BoundedFolder(str(home), 10**9)
         self.stored = StoredWeights(
             self.folder, packing.layout_key(self.layout, self.weights, machine), self.layout.bytes
         )
@@ -79,7 +79,7 @@ class Kept:
 
 @pytest.fixture
 def kept(tmp_path: Path, machine: _core.Machine, monkeypatch: pytest.MonkeyPatch) -> Kept:
-    monkeypatch.setattr(packed_folder, "SPARE_DISK", 0)
+    monkeypatch.setattr(bounded_folder, "SPARE_DISK", 0)
     return Kept(tmp_path, machine)
 
 

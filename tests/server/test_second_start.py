@@ -15,8 +15,8 @@ import pytest
 
 from pelton.config import EngineConfig
 from pelton.engine.client import EngineClient
+from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.digest import FileDigest
-from pelton.formats.packed_folder import PackedFolder
 from pelton.formats.quants import WeightType
 from pelton.request import EngineRequest, SamplingParams, TokenEvent
 from tests.models import convert, tiny
@@ -46,7 +46,7 @@ class Starts:
             self.config,
             in_process=in_process,
             known=self.remembered[-1] if self.remembered else (),
-            packed=PackedFolder(str(self.folder), 10**9),
+            packed=BoundedFolder(str(self.folder), 10**9),
             remember=self.remembered.append,
         )
 

@@ -12,9 +12,9 @@ from typing import BinaryIO
 
 import pytest
 
-from pelton.formats import packed_folder
+from pelton.formats import bounded_folder
+from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.packed import PackedFile
-from pelton.formats.packed_folder import PackedFolder
 
 FILE = PackedFile(b"k" * 32, 10_000, 4096)
 SUMS = bytes(range(24))
@@ -47,12 +47,12 @@ def test_a_header_of_another_file_is_noticed(other: PackedFile) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackedFolder:
-    monkeypatch.setattr(packed_folder, "SPARE_DISK", 0)
-    return PackedFolder(str(tmp_path / "packed"), 1000)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BoundedFolder:
+    monkeypatch.setattr(bounded_folder, "SPARE_DISK", 0)
+    return BoundedFolder(str(tmp_path / "packed"), 1000)
 
 
-def put(folder: PackedFolder, name: str, size: int = 400) -> bool:
+def put(folder: BoundedFolder, name: str, size: int = 400) -> bool:
     def fill(file: BinaryIO) -> bool:
         file.write(b"x" * size)
         return True
@@ -60,11 +60,11 @@ def put(folder: PackedFolder, name: str, size: int = 400) -> bool:
     return folder.write(name, size, fill)
 
 
-def names(folder: PackedFolder) -> list[str]:
+def names(folder: BoundedFolder) -> list[str]:
     return sorted(path.name for path in Path(folder.folder).iterdir())
 
 
-def test_what_is_written_is_there(folder: PackedFolder) -> None:
+def test_what_is_written_is_there(folder: BoundedFolder) -> None:
     assert folder.open("a") is None
     assert put(folder, "a")
     with folder.open("a") as file:  # type: ignore[union-attr]
@@ -76,7 +76,7 @@ def test_what_is_written_is_there(folder: PackedFolder) -> None:
     folder.discard("a")
 
 
-def test_the_one_that_was_used_last_stays(folder: PackedFolder) -> None:
+def test_the_one_that_was_used_last_stays(folder: BoundedFolder) -> None:
     for age, name in enumerate("ab"):
         put(folder, name)
         os.utime(Path(folder.folder, f"{name}.packed"), (1000 + age, 1000 + age))
@@ -87,13 +87,15 @@ def test_the_one_that_was_used_last_stays(folder: PackedFolder) -> None:
     assert names(folder) == ["d.packed"]
 
 
-def test_what_is_over_the_limit_drives_nothing_out(folder: PackedFolder) -> None:
+def test_what_is_over_the_limit_drives_nothing_out(folder: BoundedFolder) -> None:
     put(folder, "a")
     assert not put(folder, "b", 1001)
     assert names(folder) == ["a.packed"]
 
 
-def test_a_writer_that_gives_up_or_fails_leaves_nothing(folder: PackedFolder, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_writer_that_gives_up_or_fails_leaves_nothing(
+    folder: BoundedFolder, caplog: pytest.LogCaptureFixture
+) -> None:
     def full(file: BinaryIO) -> bool:
         file.write(b"x" * 100)
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -104,20 +106,20 @@ def test_a_writer_that_gives_up_or_fails_leaves_nothing(folder: PackedFolder, ca
     assert names(folder) == []
 
 
-def test_a_disk_without_room_is_left_alone(folder: PackedFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_folder, "SPARE_DISK", 1 << 60)
+def test_a_disk_without_room_is_left_alone(folder: BoundedFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_folder, "SPARE_DISK", 1 << 60)
     assert not put(folder, "a")
     assert names(folder) == []
 
 
 def test_a_folder_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    folder = PackedFolder(str(tmp_path / "file" / "packed"), 1000)
+    folder = BoundedFolder(str(tmp_path / "file" / "packed"), 1000)
     assert not put(folder, "a")
     assert folder.open("a") is None
 
 
-def test_a_models_files_go_with_it(folder: PackedFolder) -> None:
+def test_a_models_files_go_with_it(folder: BoundedFolder) -> None:
     for name in ("aa-1", "aa-2", "ab-1"):
         put(folder, name, 100)
     assert (folder.model_bytes("aa"), folder.num_bytes) == (200, 300)
@@ -125,7 +127,7 @@ def test_a_models_files_go_with_it(folder: PackedFolder) -> None:
     assert names(folder) == ["ab-1.packed"]
 
 
-def _write_and_hang(folder: PackedFolder, name: str) -> None:
+def _write_and_hang(folder: BoundedFolder, name: str) -> None:
     def fill(file: BinaryIO) -> bool:
         file.write(b"half")
         file.flush()
@@ -136,7 +138,7 @@ def _write_and_hang(folder: PackedFolder, name: str) -> None:
 
 
 @pytest.fixture
-def writer(folder: PackedFolder):
+def writer(folder: BoundedFolder):
     """Another process in the middle of writing "a"."""
     process = multiprocessing.get_context("spawn").Process(target=_write_and_hang, args=(folder, "a"), daemon=True)
     process.start()
@@ -150,13 +152,13 @@ def writer(folder: PackedFolder):
     process.join()
 
 
-def test_two_writers_do_not_meet(folder: PackedFolder, writer) -> None:
+def test_two_writers_do_not_meet(folder: BoundedFolder, writer) -> None:
     assert not put(folder, "a")
     assert put(folder, "b"), "another file may be written meanwhile"
     assert names(folder) == ["a.partial", "b.packed"]
 
 
-def test_what_a_killed_writer_left_goes(folder: PackedFolder, writer) -> None:
+def test_what_a_killed_writer_left_goes(folder: BoundedFolder, writer) -> None:
     os.kill(writer.pid, signal.SIGKILL)
     writer.join()
     assert names(folder) == ["a.partial"]
@@ -166,7 +168,7 @@ def test_what_a_killed_writer_left_goes(folder: PackedFolder, writer) -> None:
     assert put(folder, "a")
 
 
-def test_a_killed_writers_file_is_written_anew(folder: PackedFolder, writer) -> None:
+def test_a_killed_writers_file_is_written_anew(folder: BoundedFolder, writer) -> None:
     writer.kill()
     writer.join()
     assert put(folder, "a", 3)

@@ -15,6 +15,7 @@ from pelton.config import EngineConfig
 from pelton.engine.budget import MemoryBudget
 from pelton.engine.engine import Engine
 from pelton.engine.runner import Runner
+from pelton.formats.bounded_folder import BoundedFolder
 from pelton.ops.data import BLOCK_TOKENS, NULL_BLOCK, Batch
 from pelton.request import (
     Accepted,
@@ -178,6 +179,8 @@ def make_engine(
     num_blocks: int | tuple[int, ...] = 200,
     swap: int = 0,
     clock: Callable[[], float] = time.perf_counter,
+    digest: str | None = "toy",
+    prefixes: BoundedFolder | None = None,
     **settings: object,
 ) -> tuple[Engine, ToyExecutor]:
     config = EngineConfig(**{"max_batch_tokens": 64, "max_sequences": 8, **settings})  # type: ignore[arg-type]
@@ -196,13 +199,13 @@ def make_engine(
     runner = Runner(
         executor,  # type: ignore[arg-type]
         files=(),
-        digest="toy",
+        digest=digest,
         windows=windows,
         vocab_size=VOCAB,
         max_sequences=min(config.max_sequences, config.max_batch_tokens),
         plan=plan,
     )
-    return Engine(runner, config, clock), executor
+    return Engine(runner, config, clock, prefixes=prefixes), executor
 
 
 def request(

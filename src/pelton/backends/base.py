@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pelton.errors import ConfigError
-from pelton.formats.packed_folder import PackedFolder
+from pelton.formats.bounded_folder import BoundedFolder
 from pelton.ops.data import BLOCK_TOKENS as BLOCK_TOKENS
 from pelton.ops.data import F32, KVType
 from pelton.ops.data import NULL_BLOCK as NULL_BLOCK
@@ -174,7 +174,7 @@ class BackendConfig:
     num_threads: int
     isa: str | None = None  # None: the best this machine has
     profile: bool = False
-    packed: PackedFolder | None = None  # None: packed weights are not kept
+    packed: BoundedFolder | None = None  # None: packed weights are not kept
 
 
 def find(name: str, config: BackendConfig) -> Backend:

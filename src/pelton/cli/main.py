@@ -63,6 +63,16 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.FloatRange(0),
             help="GB of disk for what makes the next start fast; 0: none. [default: 20]",
         ),
+        click.option(
+            "--prefix-cache-dir",
+            type=click.Path(file_okay=False),
+            help="Where prompts' keys and values are kept for the next start. [default: beside the models]",
+        ),
+        click.option(
+            "--prefix-cache-size",
+            type=click.FloatRange(0),
+            help="GB of disk for them; 0: none. [default: 4]",
+        ),
     ]
     for option in reversed(options):
         command = option(command)

@@ -26,6 +26,8 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._on_evict = on_evict
         self._refs = [0] * num_blocks
+        self.generations = [0] * num_blocks
+        """How often each was given out: who reads one beside the steps sees whether it has changed."""
         self._retained = bytearray(num_blocks)
         self._free = list(range(num_blocks - 1, NULL_BLOCK, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -55,6 +57,7 @@ class BlockPool:
             oldest = next(iter(self._idle))
             self._on_evict(oldest)  # the cache forgets it, which frees it
         block = self._free.pop()
+        self.generations[block] += 1
         self._refs[block] = 1
         return block
 

@@ -19,8 +19,8 @@ from pelton import errors
 from pelton.config import EngineConfig
 from pelton.engine.link import LocalLink, ProcessLink, error_from
 from pelton.engine.protocol import Abort, Counters, EngineInfo, Events, Identified, Start, ToEngine, Vocabulary
+from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.digest import FileDigest
-from pelton.formats.packed_folder import PackedFolder
 from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Event, Finish
 
 log = logging.getLogger(__name__)
@@ -79,15 +79,16 @@ class EngineClient:
         *,
         in_process: bool = False,
         known: tuple[FileDigest, ...] = (),
-        packed: PackedFolder | None = None,
+        packed: BoundedFolder | None = None,
+        prefixes: BoundedFolder | None = None,
         remember: Callable[[tuple[FileDigest, ...]], None] = lambda files: None,
     ) -> None:
         """`known`: digests of the model's files; those that are not known are taken and given to `remember`.
-        `packed`: where packed weights are kept for the next start."""
+        `packed`, `prefixes`: where packed weights and cached prefixes are kept for the next start."""
         self.model_path = model_path
         self.config = config
         self.in_process = in_process
-        self._begin = Start(str(model_path), config, known, packed)
+        self._begin = Start(str(model_path), config, known, packed, prefixes)
         self._remember = remember
         self.counters = Counters()
         self._info: EngineInfo | None = None

@@ -27,7 +27,9 @@ from pelton.engine.sampling import Sampling
 from pelton.engine.scheduler import Scheduler, Work
 from pelton.engine.sequence import Sequence, SequenceGroup
 from pelton.engine.speculative import count_accepted
+from pelton.engine.tiers import DiskTier
 from pelton.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, PeltonError
+from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.digest import of_model
 from pelton.request import (
     Accepted,
@@ -48,15 +50,22 @@ log = logging.getLogger(__name__)
 
 def load(start: Start, progress: Callable[[float], None] | None = None) -> Engine:
     """An engine with the model that is asked for. `progress` gets the share that is loaded."""
-    return Engine(Runner.load(start, progress), start.config)
+    return Engine(Runner.load(start, progress), start.config, prefixes=start.prefixes)
 
 
 class Engine:
     """Runs the requests that are submitted to it. Every request ends in exactly one `Done` or `ErrorEvent`; the
     client ends the choices of one that failed."""
 
-    def __init__(self, runner: Runner, config: EngineConfig, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`clock` gives seconds, for policy and timeouts."""
+    def __init__(
+        self,
+        runner: Runner,
+        config: EngineConfig,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        prefixes: BoundedFolder | None = None,
+    ) -> None:
+        """`clock` gives seconds, for policy and timeouts. `prefixes`: where cached prefixes are kept."""
         self.runner = runner
         self._clock = clock
         self.pace = Pace(config.target_itl / 1000)
@@ -68,6 +77,7 @@ class Engine:
             block_bytes=runner.plan.bytes_per_block,
             host_bytes=runner.plan.swap,
         )
+        self._tier = None if prefixes is None or not config.prefix_cache else self._new_tier(prefixes)
         self.scheduler = Scheduler(
             self.memory,
             self.pace,
@@ -76,6 +86,7 @@ class Engine:
             max_queue=config.max_queue,
             max_queue_tokens=config.max_queue_tokens,
             patience=config.patience,
+            tier=self._tier,
         )
         self.context = runner.context
         self.on_news: Callable[[], None] = lambda: None
@@ -93,6 +104,23 @@ class Engine:
         """Beam searches that can go on."""
         self._background: Background | None = None
         self._counters = Counters(kv_blocks_total=sum(pool.num_usable for pool in self.memory.pools))
+        self._open_tier()
+
+    def _new_tier(self, folder: BoundedFolder) -> DiskTier:
+        return DiskTier(
+            folder,
+            self.runner,
+            self.memory.pools,
+            self.memory.windows,
+            self.runner.plan.bytes_per_block,
+            is_busy=lambda: self.scheduler.has_work,
+            tell=lambda: self.on_news(),
+        )
+
+    def _open_tier(self) -> None:
+        digest, fingerprint = self.runner.digest, self.runner.fingerprint
+        if self._tier is not None and digest is not None and fingerprint is not None:
+            self._tier.open(digest, fingerprint)
 
     def step(self) -> list[Event]:
         """One step of everything that runs. The events are also those of submissions and aborts since the last."""
@@ -100,6 +128,7 @@ class Engine:
         for group, error in self._deadlines.expired(self._groups, now):
             self._fail_group(group, error)
         self._take_compiled()
+        self.scheduler.take_fetched()
         work = self.scheduler.schedule()
         if work.chunks:
             shape = work.shape
@@ -134,7 +163,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Would `step` do anything?"""
-        return self.scheduler.has_work or bool(self._events) or self._grammars.is_ready
+        is_fetched = self._tier is not None and self._tier.is_ready
+        return self.scheduler.has_work or bool(self._events) or self._grammars.is_ready or is_fetched
 
     @property
     def info(self) -> EngineInfo:
@@ -157,7 +187,9 @@ class Engine:
         """What was done so far, and what is held now."""
         counters = self._counters
         counters.num_running = len(self.scheduler.running)
-        counters.num_waiting = len(self.scheduler.waiting) + self._grammars.num_compiling
+        counters.num_waiting = len(self.scheduler.waiting) + len(self.scheduler.loading) + self._grammars.num_compiling
+        if self._tier is not None:
+            counters.disk_bytes_read, counters.disk_bytes_written = self._tier.num_read, self._tier.num_written
         counters.preempted = self.scheduler.num_preempted
         counters.swapped = self.scheduler.num_swapped
         counters.kv_blocks_used = sum(pool.num_used for pool in self.memory.pools)
@@ -304,11 +336,14 @@ class Engine:
         files = self._background.found
         self.runner.digest = of_model([file.sha256 for file in files])
         assert self.runner.fingerprint is not None
+        self._open_tier()
         return Identified(files, self.runner.fingerprint)
 
     def close(self) -> None:
         """Give all memory back, and say where the time went, where that was asked for."""
         self._grammars.close()
+        if self._tier is not None:
+            self._tier.close()
         if self._background is not None:
             self._background.close()
         sys.stderr.write("".join(map(table, self.runner.profile())))

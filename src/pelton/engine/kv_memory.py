@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -28,10 +29,35 @@ class Match(NamedTuple):
     length: int
 
 
+@dataclass(eq=False)
+class Fetch:
+    """Blocks [start, end) of a prefix, which are being read from disk, and those before them, which are held so that
+    they are still there when that is done. `tables` are like those of a sequence."""
+
+    namespace: str
+    tokens: array[int]
+    start: int
+    tables: tuple[array[int], ...]
+    node: Node | None
+    sequences: list[Sequence] = field(default_factory=list)
+    """Who waits for it."""
+
+    @property
+    def end(self) -> int:
+        """Blocks in all."""
+        return len(self.tables[0])
+
+
 def _whole_blocks(match: Match) -> Match:
     """A match without the part of a block at its end."""
     num_blocks = match.length // BLOCK_TOKENS
     return Match(match.nodes[:num_blocks], num_blocks * BLOCK_TOKENS)
+
+
+def namespace_of(sequence: Sequence) -> str:
+    """What a cached prefix is of, beside its tokens. The tree dies with the engine, so that the numerics fingerprint is
+    no part of it."""
+    return sequence.group.request.cache_salt
 
 
 def blocks_for(num_tokens: int) -> int:
@@ -66,6 +92,7 @@ class KVMemory:
         self.cache.pools = self.pools
         self._block_bytes = block_bytes or (0,) * len(windows)
         self._host_bytes = self._host_free = host_bytes
+        self.fetches: list[Fetch] = []
         self.moves: list[Move] = []
         """What the next step makes, in order, before it writes anything."""
 
@@ -107,8 +134,11 @@ class KVMemory:
         behind them: their logits are needed."""
         if not self.is_caching:
             return Match([], 0)
-        limit = sequence.num_tokens - 1 if sequence.is_scored else sequence.group.num_scored - 1
-        return Match(*self.cache.match(self._namespace(sequence), sequence.tokens, limit))
+        return Match(*self.cache.match(namespace_of(sequence), sequence.tokens, self.limit(sequence)))
+
+    def limit(self, sequence: Sequence) -> int:
+        """The most tokens that may come from the cache."""
+        return sequence.num_tokens - 1 if sequence.is_scored else sequence.group.num_scored - 1
 
     def attach(self, sequence: Sequence, match: Match) -> None:
         """Give a sequence without blocks what the cache has for it; `can_admit` has said that it fits. The head of
@@ -178,6 +208,33 @@ class KVMemory:
         """Bytes that are moved."""
         return sum(self._block_bytes[move.group] for move in moves)
 
+    def set_aside(self, sequence: Sequence, match: Match, num_blocks: int) -> Fetch:
+        """Memory for the blocks from the whole ones of a match on up to `num_blocks`; `can_admit` has said that the
+        sequence fits."""
+        start = match.length // BLOCK_TOKENS
+        firsts = [0 if w is None else first_seen(num_blocks * BLOCK_TOKENS, w) for w in self.windows]
+        tables = tuple(array("i", [NULL_BLOCK] * min(first, start)) for first in firsts)
+        for group, (pool, table) in enumerate(zip(self.pools, tables, strict=True)):
+            table.extend(node.blocks[group] for node in match.nodes[len(table) : start])
+            for block in table:
+                if block != NULL_BLOCK:
+                    pool.take(block)
+        for pool, table, first in zip(self.pools, tables, firsts, strict=True):
+            table.extend(pool.allocate() if index >= first else NULL_BLOCK for index in range(start, num_blocks))
+        tokens = sequence.tokens[: num_blocks * BLOCK_TOKENS]
+        node = match.nodes[start - 1] if start else None
+        self.fetches.append(fetch := Fetch(namespace_of(sequence), tokens, start, tables, node))
+        return fetch
+
+    def take_in(self, fetch: Fetch, num_read: int) -> None:
+        """The first so many blocks have been read: publish them, and give all of them back."""
+        self.fetches.remove(fetch)
+        for index in range(fetch.start, fetch.start + num_read):
+            fetch.node = self._publish_block(fetch.namespace, fetch.node, fetch.tokens, fetch.tables, index)
+            if fetch.node is None:
+                break
+        self._give_all(fetch.tables)
+
     def _copy_tail(self, sequence: Sequence, sources: tuple[int, ...], num_tokens: int) -> None:
         """Append a block to each table that begins like its source. The source may be evicted for it, or even be
         the block that is given out: its slots stay as they are until the next step has made its copies."""
@@ -220,21 +277,24 @@ class KVMemory:
         """Make full blocks known. Where the cache has the same tokens already, its blocks replace the sequence's."""
         depth = 0 if sequence.node is None else sequence.node.depth
         for index in range(depth, sequence.num_computed // BLOCK_TOKENS):
-            start = index * BLOCK_TOKENS
-            node = self.cache.publish(
-                self._namespace(sequence),
-                sequence.node,
-                tuple(sequence.tokens[start : start + BLOCK_TOKENS]),
-                [table[index] for table in sequence.tables],
-            )
+            namespace = namespace_of(sequence)
+            node = self._publish_block(namespace, sequence.node, sequence.tokens, sequence.tables, index)
             if node is None:
                 return
             sequence.node = node
-            for group, (pool, table) in enumerate(zip(self.pools, sequence.tables, strict=True)):
-                if table[index] != NULL_BLOCK and table[index] != node.blocks[group]:
-                    pool.take(node.blocks[group])
-                    pool.give(table[index])
-                    table[index] = node.blocks[group]
+
+    def _publish_block(
+        self, namespace: str, parent: Node | None, tokens: array[int], tables: tuple[array[int], ...], index: int
+    ) -> Node | None:
+        start = index * BLOCK_TOKENS
+        blocks = [table[index] for table in tables]
+        node = self.cache.publish(namespace, parent, tuple(tokens[start : start + BLOCK_TOKENS]), blocks)
+        for group, (pool, table) in enumerate(zip(self.pools, tables, strict=True)):
+            if node is not None and table[index] not in (NULL_BLOCK, node.blocks[group]):
+                pool.take(node.blocks[group])
+                pool.give(table[index])
+                table[index] = node.blocks[group]
+        return node
 
     def publish_tail(self, sequence: Sequence) -> None:
         """Make the last, partly filled block known, too."""
@@ -242,7 +302,7 @@ class KVMemory:
         depth = 0 if sequence.node is None else sequence.node.depth
         if self.is_caching and sequence.num_computed > start == depth * BLOCK_TOKENS:
             self.cache.publish(
-                self._namespace(sequence),
+                namespace_of(sequence),
                 sequence.node,
                 tuple(sequence.tokens[start : sequence.num_computed]),
                 [table[start // BLOCK_TOKENS] for table in sequence.tables],
@@ -265,16 +325,14 @@ class KVMemory:
 
     def release(self, sequence: Sequence) -> None:
         """Give everything back, deepest first."""
-        for pool, table in zip(self.pools, sequence.tables, strict=False):
+        self._give_all(sequence.tables)
+        sequence.tables, sequence.node, sequence.num_computed = (), None, 0
+
+    def _give_all(self, tables: tuple[array[int], ...]) -> None:
+        for pool, table in zip(self.pools, tables, strict=False):
             for block in reversed(table):
                 if block != NULL_BLOCK:
                     pool.give(block)
-        sequence.tables, sequence.node, sequence.num_computed = (), None, 0
-
-    def _namespace(self, sequence: Sequence) -> str:
-        """What a cached prefix is of, beside its tokens. The cache dies with the engine, so that the numerics
-        fingerprint is not part of it."""
-        return sequence.group.request.cache_salt
 
     def clear_cache(self) -> None:
         """Forget all cached prefixes, and what was to be moved for sequences that have all ended."""
@@ -292,6 +350,8 @@ class KVMemory:
                 if any(table[:first]) or not all(table[first:]):
                     raise InternalError(f"kv memory: group {group}: a table has a hole or holds what has passed")
                 holders.update(table[first:])
+            for fetch in self.fetches:
+                holders.update(filter(None, fetch.tables[group]))
             pool.check(dict(holders), self.cache.retained(group))
         if self._host_free + sum(s.saved.num_bytes for s in sequences if s.saved is not None) != self._host_bytes:
             raise InternalError("kv memory: host memory is lost or counted twice")

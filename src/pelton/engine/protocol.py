@@ -6,8 +6,8 @@ from __future__ import annotations
 import msgspec
 
 from pelton.config import EngineConfig
+from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.digest import FileDigest, ModelFile
-from pelton.formats.packed_folder import PackedFolder
 from pelton.request import EngineRequest, Event
 
 
@@ -18,8 +18,10 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     config: EngineConfig
     known: tuple[FileDigest, ...] = ()
     """Digests of the model's files, where they are known. Those of other states of a file are not used."""
-    packed: PackedFolder | None = None
+    packed: BoundedFolder | None = None
     """Where packed weights are kept; None: nowhere."""
+    prefixes: BoundedFolder | None = None
+    """Where cached prefixes are kept; None: nowhere."""
     files: tuple[ModelFile, ...] | None = None
     """Those of an earlier life of the engine: others are refused."""
 
@@ -87,6 +89,9 @@ class Counters(msgspec.Struct, kw_only=True):
     prompt_tokens: int = 0
     """Prompt tokens of requests that ended, those from the cache included."""
     cached_tokens: int = 0
+    disk_bytes_read: int = 0
+    """Of cached prefixes."""
+    disk_bytes_written: int = 0
     completion_tokens: int = 0
     num_running: int = 0
     num_waiting: int = 0

@@ -101,10 +101,18 @@ class Runner:
                 case Copy():
                     self._executor.kv_copy(*move)
                 case Save(group, block, place, saved):
-                    saved.data[group, place] = self._executor.kv_read(group, [block])
+                    saved.data[group, place] = self.read_block(group, block)
                 case Restore(group, block, place, saved):
-                    self._executor.kv_write(group, [block], saved.data[group, place])
+                    self.write_block(group, block, saved.data[group, place])
         return self._executor.submit(batch)
+
+    def read_block(self, group: int, block: int) -> bytes:
+        """The backend's bytes of a block. From any thread."""
+        return self._executor.kv_read(group, [block])
+
+    def write_block(self, group: int, block: int, data: bytes) -> None:
+        """Write back what `read_block` gave, to a block that no step touches meanwhile. From any thread."""
+        self._executor.kv_write(group, [block], data)
 
     def profile(self) -> list[StepProfile]:
         """Where the time went; empty unless profiling is on."""

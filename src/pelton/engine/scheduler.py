@@ -22,15 +22,21 @@ from dataclasses import dataclass, field
 
 from pelton.engine.batch import num_drafted, scored
 from pelton.engine.fairness import OUTPUT
-from pelton.engine.kv_memory import KVMemory, Match
+from pelton.engine.kv_memory import KVMemory, Match, namespace_of
 from pelton.engine.moves import Move
 from pelton.engine.pace import Pace, Shape, num_pairs
 from pelton.engine.sequence import Sequence
+from pelton.engine.tiers import DiskTier
 from pelton.engine.waiting import WaitingQueue
+from pelton.ops.data import BLOCK_TOKENS
 
 PROBE = 16
 """After so many steps with prefill there is one of decodes alone, so that it stays known what those cost, where the
 target rests on that."""
+
+MAX_FETCHES = 2
+"""How often a sequence waits for the disk. It may have to again: for what others did not ask for, or where memory ran
+out in between."""
 
 
 @dataclass
@@ -75,9 +81,11 @@ class Scheduler:
         max_queue: int,
         max_queue_tokens: int = 1 << 62,
         patience: int = 1 << 62,
+        tier: DiskTier | None = None,
     ) -> None:
         self.memory = memory
         self.pace = pace
+        self.tier = tier
         self.max_tokens = max_tokens
         self.max_sequences = max_sequences
         self.max_queue = max_queue
@@ -191,9 +199,46 @@ class Scheduler:
             match = self._make_room(work, sequence)
             if match is None:
                 break
+            if self._fetch(sequence, match):
+                continue
             self.waiting.admit(sequence, sequence.num_new - match.length)
             self.memory.attach(sequence, match)
             self._run(sequence)
+
+    def _fetch(self, sequence: Sequence, match: Match) -> bool:
+        """Let a sequence wait for what the disk has of its beginning, where that is faster than computing it."""
+        if self.tier is None or sequence.saved is not None or sequence.num_fetches == MAX_FETCHES:
+            return False
+        namespace, start = namespace_of(sequence), match.length // BLOCK_TOKENS
+        stop = self.memory.limit(sequence) // BLOCK_TOKENS
+        places = self.tier.find(namespace, sequence.tokens, start, stop)
+        length = (start + len(places)) * BLOCK_TOKENS
+        saved = self.pace.chunk_seconds(match.length, length - match.length) if length > match.length else 0.0
+        if self.tier.seconds(places) >= saved:
+            return False
+        known = (fetch for fetch in self.memory.fetches if fetch.namespace == namespace and fetch.start == start)
+        first = sequence.tokens[: (start + 1) * BLOCK_TOKENS]
+        fetch = next((fetch for fetch in known if fetch.tokens[: len(first)] == first), None)
+        if fetch is None:
+            fetch = self.memory.set_aside(sequence, match, start + len(places))
+            self.tier.fetch(fetch, places)
+        self.waiting.admit(sequence, sequence.num_new - length)
+        sequence.num_fetches += 1
+        sequence.state = "loading"
+        fetch.sequences.append(sequence)
+        return True
+
+    @property
+    def loading(self) -> list[Sequence]:
+        """Sequences that wait for the disk."""
+        return [sequence for fetch in self.memory.fetches for sequence in fetch.sequences]
+
+    def take_fetched(self) -> None:
+        """Let sequences go on whose beginnings have come from the disk."""
+        for fetch, num_blocks in () if self.tier is None else self.tier.take():
+            self.memory.take_in(fetch, num_blocks)
+            for sequence in fetch.sequences:
+                self._wait_again(sequence)
 
     def _make_room(self, work: Work, sequence: Sequence) -> Match | None:
         """What the cache has for a sequence that fits now, running ones of a worse priority displaced if need be; None
@@ -266,8 +311,16 @@ class Scheduler:
             self.waiting.shares.charge(sequence.group.tenant, OUTPUT * (sequence.num_slots + kept))
             if was_prefill:
                 self.memory.publish_tail(sequence)
+            if not sequence.num_output:
+                self._offer(sequence)
             if sequence.children:
                 self._fork(sequence)
+
+    def _offer(self, sequence: Sequence) -> None:
+        """Have a prompt that is complete kept on disk."""
+        if self.tier is not None and sequence.node is not None:
+            tokens = sequence.tokens[: sequence.node.depth * BLOCK_TOKENS]
+            self.tier.offer(namespace_of(sequence), tokens, sequence.node, sequence.num_cached // BLOCK_TOKENS)
 
     def _fork(self, sequence: Sequence) -> None:
         children, sequence.children = sequence.children, []
@@ -320,6 +373,13 @@ class Scheduler:
                 heir.saved, sequence.saved = sequence.saved, None
                 self._wait_again(heir)
             self.memory.forget_saved(sequence)
+        elif sequence.state == "loading":
+            fetch = next(fetch for fetch in self.memory.fetches if sequence in fetch.sequences)
+            fetch.sequences.remove(sequence)
+            if sequence.children:
+                heir = self._promote(sequence)
+                heir.state = "loading"
+                fetch.sequences.append(heir)
         elif sequence.state == "compiling":
             if sequence.children:
                 self._promote(sequence).state = "compiling"
@@ -345,4 +405,4 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise `InternalError` unless every block is accounted for."""
-        self.memory.check([*self.running, *self.waiting])
+        self.memory.check([*self.running, *self.waiting, *self.loading])

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 URGENT = -(1 << 63)
 """The rank of a sequence whose turn came because it had waited too long: before any priority."""
 
-State = Literal["compiling", "waiting", "running", "forking", "parked", "finished"]
+State = Literal["compiling", "waiting", "loading", "running", "forking", "parked", "finished"]
 
 
 class Sequence:
     """One choice of a request, or a slot of its beam search. `compiling`: its grammar is not ready, and the scheduler
-    does not know it yet. `forking`: it shares its parent's prefill and starts when that is done. `parked`: a slot that
-    the scheduler does not know for now."""
+    does not know it yet. `loading`: its beginning is being read from disk. `forking`: it shares its parent's prefill
+    and starts when that is done. `parked`: a slot that the scheduler does not know for now."""
 
     __slots__ = (  # what a step touches of a sequence lies together
         "children", "choice", "constraint", "draft", "group", "history", "max_length", "mu", "node", "num_cached",
-        "num_computed", "num_prompt", "rank", "saved", "state", "tables", "tokens",
+        "num_computed", "num_fetches", "num_prompt", "rank", "saved", "state", "tables", "tokens",
     )  # fmt: skip
 
     def __init__(self, group: SequenceGroup, choice: int) -> None:
@@ -51,6 +51,8 @@ class Sequence:
         self.num_computed = 0
         self.num_cached = 0
         """Tokens that the prefix cache gave when it was last admitted."""
+        self.num_fetches = 0
+        """How often it has waited for the disk."""
         self.tables: tuple[array[int], ...] = ()
         """Per cache group the block ids by position // BLOCK_TOKENS; all tables are equally long."""
         self.node: Node | None = None

@@ -4,7 +4,8 @@
     HOME/models/<name>.json       a manifest: which files a name means (the name percent-encoded)
     HOME/sets/<64 hex>/           a split model's parts under their own names, as links to blobs
     HOME/partial/<64 hex>         a download under way; beside it its .lock, and the .scratch that it may come out of
-    HOME/packed/                  packed weights, made by the engine; see `formats.packed_folder`
+    HOME/packed/                  packed weights, made by the engine; see `formats.bounded_folder`
+    HOME/prefixes/                cached prefixes, likewise, unless they are kept elsewhere
 
 A file moves to `blobs` by rename after its digest was computed, so a half file never counts as a model. Who
 writes or removes a blob holds its lock, across processes.
@@ -26,8 +27,8 @@ import msgspec
 
 from pelton.config import HubConfig
 from pelton.errors import FormatError, HubError, ModelNotFound
+from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.digest import Digest, of_model
-from pelton.formats.packed_folder import PackedFolder
 from pelton.hub import catalogue
 
 FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=200)]
@@ -62,8 +63,11 @@ class Store:
 
     def __init__(self, config: HubConfig) -> None:
         self._home = config.home
-        self.packed = PackedFolder(str(config.home / "packed"), int(config.packed_cache_size * 1e9))
+        self.packed = BoundedFolder(str(config.home / "packed"), int(config.packed_cache_size * 1e9))
         """Where packed weights are kept."""
+        prefixes = config.prefix_cache_dir or str(config.home / "prefixes")
+        self.prefixes = BoundedFolder(prefixes, int(config.prefix_cache_size * 1e9), "prefix")
+        """Where cached prefixes are kept."""
 
     def list(self) -> tuple[Entry, ...]:
         """All models, by name."""
@@ -102,7 +106,9 @@ class Store:
             if len(entry.files) > 1 and not {file.sha256 for file in entry.files} <= kept:
                 shutil.rmtree(self._set(entry.files), ignore_errors=True)
             if not {file.sha256 for file in entry.files} <= kept:
-                self.packed.remove_model(of_model([file.sha256 for file in entry.files]))
+                digest = of_model([file.sha256 for file in entry.files])
+                self.packed.remove_model(digest)
+                self.prefixes.remove_model(digest)
 
     def blob(self, sha256: str) -> Path:
         """Where the file with that digest is, if it is."""

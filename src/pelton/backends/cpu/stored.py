@@ -12,8 +12,8 @@ import numpy as np
 
 from pelton import _core
 from pelton.backends.base import Permit
+from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.packed import PackedFile
-from pelton.formats.packed_folder import PackedFolder
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _GROUP = 32 * _CHUNK
 class StoredWeights:
     """The packed weights of one layout, by the digest of the model that they are of."""
 
-    def __init__(self, folder: PackedFolder, layout_key: bytes, num_bytes: int) -> None:
+    def __init__(self, folder: BoundedFolder, layout_key: bytes, num_bytes: int) -> None:
         self._folder = folder
         self._layout_key = layout_key
         self._num_bytes = num_bytes

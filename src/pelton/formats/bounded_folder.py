@@ -1,9 +1,10 @@
-"""The bounded folder that packed weights are kept in: HOME/packed/<model's SHA-256>-<key>.packed
+"""A bounded folder of files that are only kept to save time: packed weights, cached prefixes. Their names are
+<model's SHA-256>-<key>.<kind>
 
 Any number of processes use it at once. A file gets its name when it is whole and on the disk; until then it is
 `.partial`, and whoever writes it holds its lock, so that what a killed writer left is known as such. A file's time is
 that of its last use: the one that was not used for longest goes first. Nothing that fails here is an error: without
-the folder a start only takes longer.
+the folder things only take longer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import msgspec
 
@@ -24,22 +25,32 @@ SPARE_DISK = 1 << 30
 """Bytes of the disk that are left free."""
 
 
-class PackedFolder(msgspec.Struct, frozen=True):
-    """The folder, and the bytes that it may hold."""
+Kind = Literal["packed", "prefix"]
+_WHAT: dict[Kind, str] = {"packed": "packed weights", "prefix": "cached prefixes"}
+
+
+class BoundedFolder(msgspec.Struct, frozen=True):
+    """The folder, the bytes that it may hold, and the kind of its files."""
 
     folder: str
     limit: int
+    kind: Kind = "packed"
 
-    def open(self, name: str) -> BinaryIO | None:
-        """A file that is there, now the one used last."""
+    def open(self, name: str, *, is_use: bool = True) -> BinaryIO | None:
+        """A file that is there, now the one used last, unless this is no use."""
         path = self._path(name)
         try:
             file = path.open("rb")
         except OSError:
             return None
         with suppress(OSError):
-            os.utime(path)
+            if is_use:
+                os.utime(path)
         return file
+
+    def names(self, start: str) -> list[str]:
+        """The files whose names begin so."""
+        return [path.stem for path in Path(self.folder).glob(f"{start}*.{self.kind}")]
 
     def discard(self, name: str) -> None:
         """Remove a file, if it is there."""
@@ -56,25 +67,28 @@ class PackedFolder(msgspec.Struct, frozen=True):
             with self._partial(name) as file:
                 return file is not None and self._fill(name, file, num_bytes, fill)
         except OSError as error:
-            log.warning("packed weights are not kept, the next start will not be faster: %s", error)
+            log.warning("%s are not kept, so that starts take longer: %s", _WHAT[self.kind], error)
             return False
 
     def remove_model(self, digest: str) -> None:
         """Remove all files of a model."""
-        for path in Path(self.folder).glob(f"{digest}-*.packed"):
-            self.discard(path.stem)
+        for name in self.names(f"{digest}-"):
+            self.discard(name)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all files."""
-        return sum(stat.st_size for _, stat in self._files("packed"))
+        return sum(stat.st_size for _, stat in self._files(self.kind))
 
     def model_bytes(self, digest: str) -> int:
         """Bytes of all files of a model."""
-        return sum(stat.st_size for path, stat in self._files("packed") if path.name.startswith(f"{digest}-"))
+        return sum(stat.st_size for path, stat in self._files(self.kind) if path.name.startswith(f"{digest}-"))
 
-    def _path(self, name: str, kind: str = "packed") -> Path:
-        return Path(self.folder, f"{name}.{kind}")
+    def _path(self, name: str) -> Path:
+        return Path(self.folder, f"{name}.{self.kind}")
+
+    def _partial_path(self, name: str) -> Path:
+        return Path(self.folder, f"{name}.partial")
 
     def _files(self, kind: str) -> list[tuple[Path, os.stat_result]]:
         found = []
@@ -86,7 +100,7 @@ class PackedFolder(msgspec.Struct, frozen=True):
     @contextmanager
     def _partial(self, name: str) -> Iterator[BinaryIO | None]:
         """The unfinished file, empty, its lock held; None where another process holds it."""
-        path = self._path(name, "partial")
+        path = self._partial_path(name)
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "wb") as file:
             if not _lock(file, path):
                 yield None
@@ -102,7 +116,7 @@ class PackedFolder(msgspec.Struct, frozen=True):
         self._make_room(num_bytes)
         disk = os.statvfs(self.folder)
         if disk.f_bavail * disk.f_frsize < num_bytes + SPARE_DISK:
-            log.warning("packed weights are not kept: %s has no room for %.1f GB", self.folder, num_bytes / 1e9)
+            log.warning("%s are not kept: %s has no room for %.1f GB", _WHAT[self.kind], self.folder, num_bytes / 1e9)
             return False
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, num_bytes)
@@ -110,7 +124,7 @@ class PackedFolder(msgspec.Struct, frozen=True):
             return False
         file.flush()
         os.fsync(file.fileno())
-        self._path(name, "partial").replace(self._path(name))
+        self._partial_path(name).replace(self._path(name))
         folder = os.open(self.folder, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -124,7 +138,7 @@ class PackedFolder(msgspec.Struct, frozen=True):
             with suppress(OSError), path.open("rb") as file:
                 if _lock(file, path):
                     path.unlink()
-        files = sorted(self._files("packed"), key=lambda file: file[1].st_mtime_ns)
+        files = sorted(self._files(self.kind), key=lambda file: file[1].st_mtime_ns)
         total = sum(stat.st_size for _, stat in files)
         for path, stat in files:
             if total + num_bytes <= self.limit:
