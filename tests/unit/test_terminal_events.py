@@ -19,7 +19,7 @@ from pelton.config import EngineConfig
 from pelton.engine import client
 from pelton.engine.client import EngineClient
 from pelton.engine.link import LocalLink
-from pelton.engine.protocol import EngineInfo, Events
+from pelton.engine.protocol import EngineInfo, Events, Start
 from pelton.request import (
     Accepted,
     Done,
@@ -53,7 +53,7 @@ class FaultyLink(LocalLink):
     """The real engine over a toy model. Each step and each restart takes one of `faults`."""
 
     def __init__(self, faults: Iterator[str], is_first: bool) -> None:
-        super().__init__(Path("toy"), EngineConfig())
+        super().__init__(Start("toy", EngineConfig()))
         self._faults = faults
         self._is_first = is_first
 
