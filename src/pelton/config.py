@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -47,6 +47,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     patience: int = 100_000
     """Tokens that are computed for others at most, while a priority's requests wait, before it has a turn."""
     prefix_cache: bool = True
+    speculation: Literal["auto", "off"] = "auto"
+    """auto: draft tokens by looking up what followed the last ones earlier in a text, where that is measured to pay."""
     profile: bool = False
     """Measure each op; where the time went is printed to standard error as the engine ends."""
     heartbeat_timeout: float = 30.0
@@ -94,13 +96,15 @@ def _read(section: type[msgspec.Struct], environment: dict[str, str], overrides:
     values: dict[str, Any] = {}
     for field in msgspec.structs.fields(section):
         variable = f"PELTON_{field.name.upper()}"
-        if overrides.get(field.name) is not None:
-            values[field.name] = overrides[field.name]
-        elif variable in environment:
-            try:
-                values[field.name] = msgspec.convert(environment[variable], field.type, strict=False)
-            except msgspec.ValidationError as error:
-                raise ConfigError(f"{variable}={environment[variable]!r}: {error}", param=field.name) from None
+        source, value = field.name, overrides.get(field.name)
+        if value is None and variable in environment:
+            source, value = variable, environment[variable]
+        if value is None:
+            continue
+        try:
+            values[field.name] = msgspec.convert(value, field.type, strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{source}={value!r}: {error}", param=field.name) from None
     return section(**values)
 
 

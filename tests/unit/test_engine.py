@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from array import array
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pelton.request import Done, ErrorEvent, Finish, PromptEvent, TokenEvent
 from tests.unit.toy_executor import VOCAB, Transcript, digest, make_engine, prompt, ranking, request, run, view
@@ -40,7 +43,8 @@ _ALONE = {}
 def alone(one, windows=(None,)):
     key = (msgspec.json.encode(one), windows)
     if key not in _ALONE:
-        engine, _ = make_engine(windows=windows, num_blocks=40, prefix_cache=False, max_batch_tokens=1000)
+        settings = {"prefix_cache": False, "max_batch_tokens": 1000, "speculation": "off"}
+        engine, _ = make_engine(windows=windows, num_blocks=40, **settings)
         _ALONE[key] = run(engine, [one]).answers(one.id)
     return _ALONE[key]
 
@@ -99,13 +103,24 @@ def guess(sequence, truth, rng):
     return array("i", tokens)
 
 
+class Guesses:
+    """Drafts that are right as often as not."""
+
+    def __init__(self, truths):
+        self.truths = truths
+        self.rng = random.Random(7)
+
+    def draft(self, shape, sequences, spare):
+        for sequence in sequences:
+            sequence.draft = guess(sequence, self.truths[sequence.group.request.id, sequence.choice], self.rng)
+
+
 @pytest.mark.parametrize("windows", GROUPS)
 @pytest.mark.parametrize("settings", [{}, {"max_batch_tokens": 9}, {"num_blocks": 12}, {"max_batch_tokens": 1000}])
 def test_drafts_change_nothing(windows, settings):
     if len([w for w in windows if w]) and "num_blocks" in settings:
         settings = settings | {"num_blocks": settings["num_blocks"] + 2}
     engine, executor = make_engine(windows=windows, **settings)
-    rng = random.Random(7)
     transcript = Transcript()
     for one in MIX:
         engine.submit(one)
@@ -114,11 +129,9 @@ def test_drafts_change_nothing(windows, settings):
         for one in MIX
         for choice in range(one.sampling.n)
     }
-    while engine.has_work:
-        for sequence in engine.scheduler.running:
-            sequence.draft = guess(sequence, truths[sequence.group.request.id, sequence.choice], rng)
-        transcript.add(engine.step())
-        engine.check()
+    engine.scheduler.speculation = Guesses(truths)  # type: ignore[assignment]
+    run(engine, (), transcript)
+    assert 0 < engine.counters.accepted < engine.counters.drafted
     for one in MIX:
         assert transcript.answers(one.id) == alone(one, windows), one.id
     plain, plain_executor = make_engine(windows=windows, **settings)
@@ -130,6 +143,79 @@ def test_drafts_change_nothing(windows, settings):
     again = run(engine, MIX)
     for one in MIX:
         assert again.answers(one.id) == alone(one, windows), one.id
+
+
+def even():
+    """A clock by which all steps take as long, so that drafts pay."""
+    return map(float, itertools.count()).__next__
+
+
+REPEATING = [(1,), (2,), (1, 2)]
+"""What the toy model goes round in circles with."""
+
+
+@pytest.mark.parametrize("windows", REPEATING)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"max_batch_tokens": 9}, {"num_blocks": 12}, {"num_blocks": 12, "prefix_cache": False, "swap": 10_000}],
+    ids=str,
+)
+def test_speculation_changes_nothing_but_the_number_of_steps(windows, settings):
+    mix = [msgspec.structs.replace(one, sampling=longer(one.sampling)) for one in MIX]
+    plain, plain_executor = make_engine(windows=windows, speculation="off", **settings)
+    expected = run(plain, mix)
+    engine, executor = make_engine(windows=windows, clock=even(), **settings)
+    drafted = run(engine, mix)
+    again = run(engine, mix)
+    for one in mix:
+        assert drafted.answers(one.id) == again.answers(one.id) == expected.answers(one.id), one.id
+        completion = drafted.last(one.id).usage.completion_tokens
+        assert completion == expected.last(one.id).usage.completion_tokens
+    assert 0 < engine.counters.accepted < engine.counters.drafted
+    assert plain.counters.drafted == 0
+    assert len(executor.steps) < 2 * len(plain_executor.steps)
+
+
+def longer(sampling):
+    return msgspec.structs.replace(sampling, max_tokens=3 * sampling.max_tokens)
+
+
+ASKED = st.fixed_dictionaries(
+    {"max_tokens": st.integers(1, 90), "temperature": st.sampled_from([0.0, 0.0, 1.0]), "n": st.integers(1, 3)},
+    optional={
+        "logprobs": st.just(2),
+        "min_tokens": st.integers(0, 20),
+        "stop_token_ids": st.lists(st.integers(0, VOCAB - 1), max_size=3).map(tuple),
+        "frequency_penalty": st.just(0.5),
+        "repetition_penalty": st.just(1.2),
+        "mirostat_mode": st.just(2),
+        "dry_multiplier": st.just(1e9),
+        "logit_bias": st.just({3: -100.0, 4: 1.0}),
+        "ignore_eos": st.booleans(),
+    },
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(ASKED, min_size=1, max_size=5), st.integers(8, 30), st.sampled_from(REPEATING), st.integers(0, 9))
+def test_any_mix_with_drafts_is_as_without(asked, num_blocks, windows, aborted):
+    mix = [request(str(i), prompt(20 + 9 * i, i), end_ids=(7, 8), **params) for i, params in enumerate(asked)]
+    plain, _ = make_engine(windows=windows, num_blocks=40, speculation="off")
+    expected = run(plain, mix)
+    engine, _ = make_engine(windows=windows, num_blocks=num_blocks, clock=even(), max_batch_tokens=30)
+    transcript = Transcript()
+    for one in [*mix, request("aborted", prompt(30), max_tokens=60, n=2)]:
+        engine.submit(one)
+    for _ in range(aborted):
+        transcript.add(engine.step())
+    engine.abort("aborted", 1)
+    transcript.add(engine.step())
+    engine.abort("aborted")
+    run(engine, (), transcript)
+    for one in mix:
+        assert transcript.answers(one.id) == expected.answers(one.id)
+        usages = [ran.last(one.id).usage.completion_tokens for ran in (transcript, expected)]
+        assert usages[0] == usages[1]
 
 
 @pytest.mark.parametrize("windows", [*GROUPS, (33,), (1,), (None, 8)])

@@ -1,5 +1,6 @@
 """Requests with grammars in the engine, over a toy model whose every token is one character."""
 
+import itertools
 import json
 
 import msgspec
@@ -10,7 +11,7 @@ from pelton.engine.engine import Engine
 from pelton.engine.protocol import Vocabulary
 from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Finish, Grammar
 
-from .toy_executor import VOCAB, ToyExecutor, Transcript, make_engine, prompt, request, run
+from .toy_executor import VOCAB, ToyExecutor, Transcript, digest, make_engine, prompt, request, run
 
 CHARACTERS = '0123456789{}[]":, \nabcdefghijklmnopqrstuvwxyz.-eE'
 END = VOCAB - 1
@@ -25,7 +26,7 @@ def engine_with_vocabulary(**settings: object) -> tuple[Engine, ToyExecutor]:
 
 
 def constrained(id: str, schema: object, length: int = 20, **params: object) -> EngineRequest:
-    plain = request(id, prompt(length, hash(id) % 7), **{"max_tokens": 60, "end_ids": (END,), **params})  # type: ignore[arg-type]
+    plain = request(id, prompt(length, digest(id) % 7), **{"max_tokens": 60, "end_ids": (END,), **params})  # type: ignore[arg-type]
     grammar = Grammar(kind="json_schema", text=json.dumps(schema), param="response_format")
     return msgspec.structs.replace(plain, grammar=grammar)
 
@@ -173,3 +174,20 @@ def test_allowed_tokens_and_a_grammar_hold_together():
     assert 2 <= len(json.loads(text(ran, "both"))) <= 3
     assert 2 <= len(json.loads(text(ran, "grammar"))) <= 3
     assert set(ran.tokens("allowed")) <= set(allowed)
+
+
+@pytest.mark.parametrize("windows", [(None,), (1,), (2,)])
+def test_drafts_change_nothing(windows):
+    asked = [
+        *company(),
+        constrained("items", {"type": "array", "items": {"type": "integer"}, "minItems": 30}, max_tokens=120),
+        constrained("text", {"type": "string", "minLength": 60, "maxLength": 70}, max_tokens=120, n=2),
+        constrained("cut", {"type": "string", "minLength": 60}, max_tokens=40, logprobs=2),
+    ]
+    expected = run(engine_with_vocabulary(windows=windows, speculation="off")[0], asked)
+    engine, _ = engine_with_vocabulary(windows=windows, clock=map(float, itertools.count()).__next__)
+    drafted = run(engine, asked)
+    for one in asked:
+        assert drafted.answers(one.id) == expected.answers(one.id), one.id
+        assert drafted.last(one.id).usage.completion_tokens == expected.last(one.id).usage.completion_tokens
+    assert engine.counters.accepted > 0

@@ -59,6 +59,11 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--isa", type=click.Choice(["generic", "avx2", "avx512", "amx"]), help="[default: the CPU's best]"
         ),
         click.option(
+            "--speculation",
+            type=click.Choice(["auto", "off"]),
+            help="Draft tokens from the text so far, where it pays; answers stay the same. [default: auto]",
+        ),
+        click.option(
             "--packed-cache-size",
             type=click.FloatRange(0),
             help="GB of disk for what makes the next start fast; 0: none. [default: 20]",

@@ -26,7 +26,7 @@ from pelton.engine.runner import Runner
 from pelton.engine.sampling import Sampling
 from pelton.engine.scheduler import Scheduler, Work
 from pelton.engine.sequence import Sequence, SequenceGroup
-from pelton.engine.speculative import count_accepted
+from pelton.engine.speculative import Speculation, count_accepted
 from pelton.engine.tiers import DiskTier
 from pelton.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, PeltonError
 from pelton.formats.bounded_folder import BoundedFolder
@@ -87,6 +87,7 @@ class Engine:
             max_queue_tokens=config.max_queue_tokens,
             patience=config.patience,
             tier=self._tier,
+            speculation=Speculation(self.pace) if config.speculation == "auto" else None,
         )
         self.context = runner.context
         self.on_news: Callable[[], None] = lambda: None
@@ -192,6 +193,8 @@ class Engine:
             counters.disk_bytes_read, counters.disk_bytes_written = self._tier.num_read, self._tier.num_written
         counters.preempted = self.scheduler.num_preempted
         counters.swapped = self.scheduler.num_swapped
+        counters.drafted = self.scheduler.num_drafted
+        counters.accepted = self.scheduler.num_accepted
         counters.kv_blocks_used = sum(pool.num_used for pool in self.memory.pools)
         return counters
 

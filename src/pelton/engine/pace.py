@@ -7,11 +7,17 @@ Each measured step moves the logarithms of the prices, in proportion to the shar
 part of the way to where the prediction would have been right. So prices stay positive, a price that a kind of step
 does not touch is not moved by it, and a slow phase of the machine is followed in a few steps. An outlier counts as
 `CLIP` at the most. All of it is a function of the observations alone.
+
+A step that draws after every token that it computes, as decoding does, is no sum where there are few rows: the first
+ones cost little beside the weights that are read for them, and kernels take rows in groups. For such steps a factor
+for each range of row counts is learned besides, which takes up what the prices leave. How fast drafts are depends on
+little else.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from typing import NamedTuple
 
 TARGET = 0.05
@@ -28,6 +34,12 @@ CLIP = math.log(1.5)
 SPREAD_RATE = 1 / 16
 MARGIN = 2.0
 """A step is planned to end this many spreads before its target."""
+RANGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""The last row count of each range that has a factor of its own; the last one has the rest."""
+FACTOR_RATE = 0.1
+"""Part of an error that the factor of a step's range takes up, once it has been seen a few times."""
+UNSEEN = 0.1
+"""Doubt per range between a step's and the nearest one that has been seen, as a share."""
 
 
 class Shape(NamedTuple):
@@ -50,6 +62,10 @@ def num_pairs(start: int, num_tokens: int) -> int:
     return num_tokens * start + num_tokens * (num_tokens + 1) // 2
 
 
+def _range(shape: Shape) -> int:
+    return min(bisect_left(RANGES, shape.num_rows), len(RANGES) - 1)
+
+
 class Prices(NamedTuple):
     """Seconds per step and per unit of its `Shape`. The defaults have the proportions of a small model on a CPU; the
     first observation sets their scale, but for bytes."""
@@ -69,10 +85,37 @@ class Costs:
         self.prices = prices or Prices()
         self.spread = spread
         self._num_observed = 0 if prices is None else NUM_WARMUP
+        self._factors = [0.0] * len(RANGES)
+        """Logarithms."""
+        self._num_seen = [0] * len(RANGES)
 
     def predict(self, shape: Shape) -> float:
         """Seconds that a step takes."""
+        return self.priced(shape) * math.exp(self._factor(shape))
+
+    def priced(self, shape: Shape) -> float:
+        """Its prices alone, in seconds."""
         return sum(self._terms(shape))
+
+    def _factor(self, shape: Shape) -> float:
+        """The logarithm of the factor of a step, that of the nearest range that has been seen."""
+        if shape.num_tokens != shape.num_rows:
+            return 0.0
+        place = _range(shape)
+        return self._factors[self._nearest(place)]
+
+    def _nearest(self, place: int) -> int:
+        """The nearest range that has been seen; the same where none has."""
+        if self._num_seen[place]:
+            return place
+        seen = [other for other, count in enumerate(self._num_seen) if count]
+        return min(seen, key=lambda other: abs(other - place), default=place)
+
+    def doubt(self, shape: Shape) -> float:
+        """How many times as long as predicted a step that draws after each of its tokens may take for all that is
+        known: the more, the farther its row count is from those that have been seen."""
+        place = _range(shape)
+        return float((1 + UNSEEN) ** abs(place - self._nearest(place)))
 
     def _terms(self, shape: Shape) -> tuple[float, ...]:
         prices = self.prices
@@ -89,17 +132,28 @@ class Costs:
         """A step of that shape took so long."""
         terms = self._terms(shape)
         total = sum(terms)
-        error, rate = math.log(seconds / total), 1.0
+        error, rate = math.log(seconds / total) - self._factor(shape), 1.0
         if self._num_observed == 0:
             self._move([error] * (len(terms) - 1) + [0.0])
         else:
             if self._num_observed >= NUM_WARMUP:
-                error, rate = min(max(error, -CLIP), CLIP), RATE
+                error = min(max(error, -CLIP), CLIP)
+                rate = RATE * (1 - self._bend(shape, error))
             shares = [term / total for term in terms]
             step = rate * error / sum(share * share for share in shares)
             self._move([step * share for share in shares])
             self.spread += SPREAD_RATE * (min(abs(error), CLIP) - self.spread)
         self._num_observed += 1
+
+    def _bend(self, shape: Shape, error: float) -> float:
+        """Move the factor of a step's range, and return which part of the error that takes up."""
+        if shape.num_tokens != shape.num_rows:
+            return 0.0
+        place = _range(shape)
+        part = max(FACTOR_RATE, 1 / (2 + self._num_seen[place]))
+        self._factors[place] = self._factor(shape) + part * error
+        self._num_seen[place] += 1
+        return part
 
     def _move(self, logs: list[float]) -> None:
         self.prices = Prices(*(price * math.exp(log) for price, log in zip(self.prices, logs, strict=True)))
@@ -133,6 +187,10 @@ class Pace:
         """Seconds that a step takes."""
         return self._all.predict(shape)
 
+    def doubt(self, shape: Shape) -> float:
+        """How many times as long as predicted a step may take for all that is known, at least 1."""
+        return self._all.doubt(shape)
+
     def observe(self, shape: Shape, seconds: float) -> None:
         """A step of that shape took so long."""
         if seconds > 0 and shape.num_tokens:
@@ -153,7 +211,7 @@ class Pace:
         `is_scored` has a row."""
         num_rows = 1 if is_scored else num_tokens
         shape = Shape(num_tokens, num_rows, start + num_tokens, num_pairs(start, num_tokens))
-        return self.predict(shape) - self.prices.step
+        return self._all.priced(shape) - self.prices.step
 
     def chunk_within(self, seconds: float, start: int, is_scored: bool = True) -> int:
         """The most tokens of a chunk that adds no more than so many seconds to a step."""

@@ -86,6 +86,10 @@ class Counters(msgspec.Struct, kw_only=True):
     preempted: int = 0
     swapped: int = 0
     """Of those preempted, sequences that were copied to host memory."""
+    drafted: int = 0
+    """Tokens that were tried out as drafts."""
+    accepted: int = 0
+    """Of those, the ones that the model drew itself."""
     prompt_tokens: int = 0
     """Prompt tokens of requests that ended, those from the cache included."""
     cached_tokens: int = 0

@@ -3,7 +3,8 @@
 - Waiting sequences are admitted in the order of `waiting`: by priority, then fair among tenants, then by age, as long
   as their prompts fit into the KV memory that is left. A sequence displaces running ones of a worse priority.
 - A step has one token budget. Sequences that decode come first, one token each, so that no prompt makes them wait;
-  then their drafts, as far as there is memory for them without preempting anybody.
+  then their drafts, as far as there is memory for them without preempting anybody, and unless there are prompts, to
+  which the time beside decodes belongs.
   Prefill chunks fill the rest, beside decodes only as far as the step is predicted to keep to the target (`pace`). A
   quarter of it is the oldest prefill's, so that it gets on whatever comes; what remains goes to the shortest first,
   so that a short prompt does not wait for the end of a huge one.
@@ -26,6 +27,7 @@ from pelton.engine.kv_memory import KVMemory, Match, namespace_of
 from pelton.engine.moves import Move
 from pelton.engine.pace import Pace, Shape, num_pairs
 from pelton.engine.sequence import Sequence
+from pelton.engine.speculative import Speculation
 from pelton.engine.tiers import DiskTier
 from pelton.engine.waiting import WaitingQueue
 from pelton.ops.data import BLOCK_TOKENS
@@ -69,7 +71,7 @@ class Work:
 class Scheduler:
     """The sequences of all requests in flight. `max_tokens` is the budget of a step, `max_sequences` how many run
     at once, a choice that is still to fork included; `max_queue` and `max_queue_tokens` bound what waits beyond
-    those; `patience` is that of the `WaitingQueue`."""
+    those; `patience` is that of the `WaitingQueue`; `speculation` makes drafts, None: nobody does."""
 
     def __init__(
         self,
@@ -82,6 +84,7 @@ class Scheduler:
         max_queue_tokens: int = 1 << 62,
         patience: int = 1 << 62,
         tier: DiskTier | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.memory = memory
         self.pace = pace
@@ -93,7 +96,8 @@ class Scheduler:
         self.waiting = WaitingQueue(patience)
         self.running: list[Sequence] = []
         """The most urgent first, then the oldest."""
-        self.num_preempted = self.num_swapped = 0
+        self.speculation = speculation
+        self.num_preempted = self.num_swapped = self.num_drafted = self.num_accepted = 0
         self._num_mixed = 0
         """Steps with prefill since the last one without."""
         self._mean_output = 100.0
@@ -139,7 +143,6 @@ class Scheduler:
                 prefills.append(sequence)
             elif num_new and len(work.chunks) < self.max_tokens:
                 self._give_chunk(work, sequence, 1)
-        self._give_drafts(work)
         self._num_mixed += 1
         if not prefills or (work.chunks and not self.pace.target and self._num_mixed > PROBE):
             self._num_mixed = 0
@@ -147,15 +150,18 @@ class Scheduler:
             self._give_prefills(work, prefills)
         if self.running and not work.chunks and not any(sequence.num_new for sequence in self.running):
             self.park(self.running[-1])  # all have their candidates and hold what others of their search need
+        if self.speculation is not None and work.chunks and not prefills:
+            self._give_drafts(work, self.speculation)
         work.moves, self.memory.moves = self.memory.moves, []
         work.num_bytes = self.memory.num_bytes(work.moves)
         return work
 
-    def _give_drafts(self, work: Work) -> None:
-        """Let sequences that decode try their drafts."""
+    def _give_drafts(self, work: Work, speculation: Speculation) -> None:
+        """Let sequences that decode try drafts."""
         spare = self.max_tokens - len(work.chunks)
+        speculation.draft(work.shape, work.chunks, spare)
         for sequence in work.chunks:
-            if sequence.draft and sequence.group.beams is None:
+            if sequence.draft:
                 num_drafted = min(len(sequence.draft), spare, self.memory.room(sequence) - 1)
                 self.memory.grow(sequence, 1 + num_drafted)
                 work.chunks[sequence] += num_drafted
@@ -299,7 +305,10 @@ class Scheduler:
             was_prefill, kept = sequence.num_new > 1, 0
             if sequence.draft:
                 kept = accepted.get(sequence, 0)
-                num_tokens -= num_drafted(sequence, num_tokens) - kept
+                drafted = num_drafted(sequence, num_tokens)
+                self.num_drafted += drafted
+                self.num_accepted += kept
+                num_tokens -= drafted - kept
                 sequence.tokens += sequence.draft[:kept]
                 sequence.draft = array("i")
             if sequence.group.num_cached is None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pelton.engine.moves import Saved
     from pelton.engine.penalties import History
     from pelton.engine.prefix_cache import Node
+    from pelton.engine.speculative import Drafter
 
 URGENT = -(1 << 63)
 """The rank of a sequence whose turn came because it had waited too long: before any priority."""
@@ -32,8 +33,8 @@ class Sequence:
     and starts when that is done. `parked`: a slot that the scheduler does not know for now."""
 
     __slots__ = (  # what a step touches of a sequence lies together
-        "children", "choice", "constraint", "draft", "group", "history", "max_length", "mu", "node", "num_cached",
-        "num_computed", "num_fetches", "num_prompt", "rank", "saved", "state", "tables", "tokens",
+        "children", "choice", "constraint", "draft", "drafter", "group", "history", "max_length", "mu", "node",
+        "num_cached", "num_computed", "num_fetches", "num_prompt", "rank", "saved", "state", "tables", "tokens",
     )  # fmt: skip
 
     def __init__(self, group: SequenceGroup, choice: int) -> None:
@@ -48,6 +49,8 @@ class Sequence:
         """Tokens, prompt and output, at which it ends."""
         self.draft = array("i")
         """A guess at its next tokens, for one step: none of `end_ids`, and fewer than it may still draw."""
+        self.drafter: Drafter | None = None
+        """What drafts are made from, where it has had one or might have."""
         self.num_computed = 0
         self.num_cached = 0
         """Tokens that the prefix cache gave when it was last admitted."""

@@ -1,14 +1,51 @@
-"""Drafted tokens: which of them the model would have drawn itself.
+"""Drafted tokens: how many of them are worth their time, and which of them the model would have drawn itself.
 
 Every row of a draft is drawn with the key of its own position, as if the drafted tokens before it were accepted. Those
 before the first that differs from what was drawn are; what was drawn in its place is what plain decoding draws.
+
+A draft costs time whether it is accepted or not. `Speculation` weighs the two. How likely a drafted token is right is
+measured for matches of each length, over each sequence and over all. It is measured in plain steps just as well: what
+would have been drafted is compared with what was drawn, so that finding out that drafts do not pay costs nothing. What
+a step with more rows takes comes from `Pace`. Of all drafted tokens that there could be, the likeliest are taken, as
+many as give the batch the most tokens per second.
 """
 
 from __future__ import annotations
 
+import math
+from array import array
+from collections.abc import Mapping
+from itertools import chain, islice
+
 from pelton.backends.base import Sampled
 from pelton.engine.batch import Row
+from pelton.engine.lookup import LONGEST, Lookup
+from pelton.engine.pace import Pace, Shape
 from pelton.engine.sequence import Sequence
+
+MAX_DRAFT = 32
+"""Tokens of a draft."""
+MAX_LOOKED = 16
+"""Sequences that a step looks at for drafts: its time on the host is bounded. Others have their turn in the next."""
+LEAST_GAIN = 1.04
+"""Predicted gain in speed below which a step is left plain: predictions are off by a little."""
+LEAST_CHANCE = 0.04
+"""A drafted token that is less likely to be accepted is not looked at."""
+PAST = 0.8
+"""At this share of the best speed, longer drafts are looked at no more."""
+FIRST_PROBE, LAST_PROBE = 16, 1024
+"""Steps with offers to the first one that drafts more than seems best, to see what more rows cost; the time to the
+next one doubles."""
+NUM_PROBES = 6
+"""Each probe has twice the rows of the one before, until so many; then they begin again with one per sequence."""
+
+
+FIRST_CHANCES = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.9)
+"""That a drafted token is right, by the bits of the match's length, before anything was seen."""
+WEIGHT = 4.0
+"""Observations that what was thought before stands for."""
+FIRST_TRUST = (2.0, 2.5)
+"""How often a new sequence counts as having been right, and as expected to be: a little less than others."""
 
 
 def count_accepted(rows: list[Row], sampled: Sampled) -> dict[Sequence, int]:
@@ -21,3 +58,167 @@ def count_accepted(rows: list[Row], sampled: Sampled) -> dict[Sequence, int]:
             was_drawn = not errors[i - 1] and ids[i - 1] == sequence.draft[offset - 1]
             accepted[sequence] = kept + (was_drawn and kept == offset - 1)
     return accepted
+
+
+class Acceptance:
+    """How often the token behind a match of some length was right; what is older counts less. Lengths are told apart
+    by their number of bits. `prior`: what is thought of where little was seen; None: a guess."""
+
+    __slots__ = ("_expected", "_keep", "_prior", "_right", "_seen", "_trusted")
+
+    def __init__(self, prior: Acceptance | None = None, window: float = 24.0) -> None:
+        self._prior = prior
+        self._keep = 1 - 1 / window
+        self._seen = [0.0] * (LONGEST.bit_length() + 1)
+        self._right = [0.0] * (LONGEST.bit_length() + 1)
+        self._trusted, self._expected = FIRST_TRUST
+        """How often it was right, and how often the prior would have had it."""
+
+    def learn(self, length: int, is_right: bool) -> None:
+        """One more observation, also for the prior."""
+        bits = length.bit_length()
+        self._trusted = self._trusted * self._keep + is_right
+        self._expected = self._expected * self._keep + self._thought(bits)
+        self._seen[bits] = self._seen[bits] * self._keep + 1
+        self._right[bits] = self._right[bits] * self._keep + is_right
+        if self._prior is not None:
+            self._prior.learn(length, is_right)
+
+    def _thought(self, bits: int) -> float:
+        return FIRST_CHANCES[bits] if self._prior is None else self._prior.chance(bits)
+
+    def chance(self, bits: int) -> float:
+        """That the token behind a match with a length of so many bits is right."""
+        thought = self._thought(bits)
+        if self._prior is not None:  # a text that is less like its past than others is so at all lengths
+            thought *= min(1.0, self._trusted / self._expected)
+        return (self._right[bits] + WEIGHT * thought) / (self._seen[bits] + WEIGHT)
+
+    def gains(self, length: int, num_tokens: int) -> list[float]:
+        """For each token of a draft behind a match of that length, how likely it is accepted, as far as that is likely
+        at all. Each accepted token makes the match longer."""
+        chances = [self.chance(bits) for bits in range(length.bit_length(), LONGEST.bit_length() + 1)]
+        gains: list[float] = []
+        gain = 1.0
+        for match in range(length, length + num_tokens):
+            gain *= chances[min(match, LONGEST).bit_length() - length.bit_length()]
+            if gain < LEAST_CHANCE:
+                break
+            gains.append(gain)
+        return gains
+
+
+class Drafter:
+    """What speculation keeps of one sequence."""
+
+    __slots__ = ("acceptance", "lookup")
+
+    def __init__(self, everyone: Acceptance) -> None:
+        self.lookup = Lookup()
+        self.acceptance = Acceptance(everyone)
+
+
+class Speculation:
+    """Decides per step which sequences get drafts, and how long ones."""
+
+    def __init__(self, pace: Pace) -> None:
+        self.pace = pace
+        self._everyone = {is_drawn: Acceptance(window=1000.0) for is_drawn in (False, True)}
+        """Of greedy sequences and of others."""
+        self._turn = 0
+        self._num_probes = 0
+        self._until_probe = self._probe_after = FIRST_PROBE
+
+    def draft(self, shape: Shape, sequences: Mapping[Sequence, int], spare: int) -> None:
+        """Give sequences of a step their drafts, of `spare` tokens at most in all. All of them decode; `shape` is what
+        the step does without drafts."""
+        offers = self._offers(sequences, spare)
+        if not offers:
+            return
+        lengths = self._choose(shape, offers, spare)
+        for sequence, num_tokens in lengths.items():
+            sequence.draft = _permitted(sequence, num_tokens)
+
+    def _offers(self, sequences: Mapping[Sequence, int], spare: int) -> list[tuple[float, int, Sequence]]:
+        """All tokens that could be drafted: how likely each is accepted, its place in its draft (negative), and of
+        which sequence."""
+        start = self._turn % len(sequences) if len(sequences) > MAX_LOOKED else 0
+        self._turn = start + MAX_LOOKED
+        offers: list[tuple[float, int, Sequence]] = []
+        for sequence in islice(chain(islice(sequences, start, None), islice(sequences, start)), MAX_LOOKED):
+            drafter = sequence.drafter
+            if sequence.group.beams is not None:  # the tokens of a slot change with its hypothesis
+                continue
+            if drafter is None:
+                drafter = sequence.drafter = Drafter(self._everyone[sequence.group.request.sampling.temperature > 0])
+            lookup = drafter.lookup
+            if not lookup.read(sequence.tokens, sequence.num_prompt, drafter.acceptance.learn) or not lookup.length:
+                continue
+            most = min(MAX_DRAFT, spare, sequence.max_length - len(sequence.tokens) - 1)
+            gains = drafter.acceptance.gains(lookup.length, most)
+            offers += [(gain, -place, sequence) for place, gain in enumerate(gains)]
+        return offers
+
+    def _choose(self, shape: Shape, offers: list[tuple[float, int, Sequence]], spare: int) -> dict[Sequence, int]:
+        """How many tokens to draft for which sequences."""
+        offers.sort(key=lambda offer: offer[:2], reverse=True)
+        plain = self.pace.predict(shape)
+        within = plain + self.pace.spare(shape, 0) if shape.num_tokens > 1 else math.inf  # others wait for this step
+        each = shape.num_pairs // shape.num_tokens
+        best, num_best, tokens = LEAST_GAIN * shape.num_tokens / plain, 0, float(shape.num_tokens)
+        for num_drafted, (gain, _, _) in enumerate(islice(offers, spare), 1):
+            tokens += gain
+            drafted = _with_rows(shape, num_drafted, each)
+            seconds = self.pace.predict(drafted) * self.pace.doubt(drafted)
+            if seconds > within:
+                break
+            if tokens / seconds > best:
+                best, num_best = tokens / seconds, num_drafted
+            elif tokens / seconds < PAST * best:
+                break
+        num_best = self._probe(shape, offers[:spare], num_best, within)
+        lengths: dict[Sequence, int] = {}
+        for _, _, sequence in offers[:num_best]:
+            lengths[sequence] = lengths.get(sequence, 0) + 1
+        return lengths
+
+    def _probe(self, shape: Shape, offers: list[tuple[float, int, Sequence]], num_best: int, within: float) -> int:
+        """How many tokens to draft in place of `num_best`: more, if it is time to see what they cost, and they would
+        pay if they cost nothing."""
+        self._until_probe -= 1
+        if self._until_probe > 0:
+            return num_best
+        wanted = min(shape.num_tokens << self._num_probes % NUM_PROBES, len(offers))
+        if wanted <= num_best:
+            self._num_probes += 1
+            return num_best
+        gains = [gain for gain, _, _ in offers[:wanted]]
+        if shape.num_tokens + sum(gains) < LEAST_GAIN * (shape.num_tokens + sum(gains[:num_best])):
+            return num_best
+        if self.pace.predict(_with_rows(shape, wanted, 0)) > within:
+            return num_best
+        self._num_probes += 1
+        self._until_probe = self._probe_after = min(2 * self._probe_after, LAST_PROBE)
+        return wanted
+
+
+def _with_rows(shape: Shape, num_rows: int, context: int) -> Shape:
+    return Shape(
+        shape.num_tokens + num_rows,
+        shape.num_rows + num_rows,
+        shape.num_read + num_rows,
+        shape.num_pairs + num_rows * context,
+        shape.num_bytes,
+    )
+
+
+def _permitted(sequence: Sequence, num_tokens: int) -> array[int]:
+    """The sequence's draft, up to what ends it and to what its grammar does not allow."""
+    assert sequence.drafter is not None
+    draft = sequence.drafter.lookup.draft(sequence.tokens, num_tokens)
+    ends = sequence.group.end_ids
+    if not ends.isdisjoint(draft):
+        draft = draft[: next(place for place, token in enumerate(draft) if token in ends)]
+    if sequence.constraint is not None:
+        draft = draft[: sequence.constraint.check(draft)]
+    return draft

@@ -1,0 +1,142 @@
+"""Speed of answers with speculation and without, in interleaved pairs.
+
+    python benchmarks/speculation.py MODEL.gguf --pairs 7
+
+Both engines run in this process, one at a time. Prompts are in the prefix cache after a first round that is not
+counted, so that times are those of decoding. Answers must be the same.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pelton import LLM, SamplingParams
+from pelton.llm import Result
+
+CODE = '''
+class Inventory:
+    """Items and how many of each are in stock."""
+
+    def __init__(self):
+        self.items = {}
+
+    def add(self, name, count):
+        if count <= 0:
+            raise ValueError("count must be positive")
+        self.items[name] = self.items.get(name, 0) + count
+
+    def remove(self, name, count):
+        if name not in self.items:
+            raise KeyError(name)
+        if self.items[name] < count:
+            raise ValueError("not enough items in stock")
+        self.items[name] -= count
+        if self.items[name] == 0:
+            del self.items[name]
+
+    def total(self):
+        return sum(self.items.values())
+
+    def report(self):
+        for name, count in sorted(self.items.items()):
+            print(f"{name}: {count}")
+'''
+LETTER = """
+Minutes of the meeting on 12 March. Present were Maria Jensen (maria.jensen@example.com, sales), Tom Okafor
+(tom.okafor@example.com, engineering), Li Wei (li.wei@example.com, support) and Priya Natarajan
+(priya.natarajan@example.com, finance). Maria reported that the order of the Hamburg office for 240 desks had been
+delivered on 3 March and that the invoice number 2024-0193 was still open. Tom said that the new release would be
+shipped on 28 March, two weeks later than planned, because the tests of the payment module had shown three faults.
+Li Wei asked for two more people in support, since the number of tickets had grown from 310 to 455 in a month. Priya
+Natarajan agreed to one person from 1 April. The next meeting is on 9 April at 10:00 in room 4.
+"""
+
+
+class Work(NamedTuple):
+    """One kind of request. `prompts` are asked at once: texts of a user, or token ids."""
+
+    name: str
+    prompts: list[str] | list[list[int]]
+    max_tokens: int
+    temperature: float = 0.0
+
+
+def works(vocab_size: int) -> list[Work]:
+    source = random.Random(0)
+    sky = "Why is the sky blue? Explain it to a child."
+    rewrite = f"Rewrite this file. Rename the class Inventory to Warehouse and change nothing else.\n```python{CODE}```"
+    quote = f"Copy the following text word for word.\n{LETTER}"
+    questions = [sky, "How do I boil an egg?", "Write a poem about rain.", "What is a prime number?"]
+    return [
+        Work("code editing", [rewrite], 300),
+        Work("extraction", [f"List each person's name, e-mail address and department, one a line.\n{LETTER}"], 200),
+        Work("quoting", [quote], 300),
+        Work("chat", [sky], 200),
+        Work("chat, temperature 0.8", [sky], 200, 0.8),
+        Work("random tokens", [[source.randrange(1000, vocab_size) for _ in range(200)]], 150, 1.0),
+        Work("chat, 4 streams", questions, 150),
+        Work("code editing, 4 streams", [rewrite + "\n" * i for i in range(4)], 200),
+    ]
+
+
+def ask(llm: LLM, work: Work) -> tuple[list[tuple[int, ...]], float]:
+    """The answers' tokens, and tokens per second over all of them."""
+    params = SamplingParams(max_tokens=work.max_tokens, temperature=work.temperature, seed=1)
+    chats: Any = [[{"role": "user", "content": prompt}] for prompt in work.prompts]
+    call: Callable[..., list[Result]] = llm.chat if isinstance(work.prompts[0], str) else llm.generate
+    started = time.perf_counter()
+    results = call(chats if isinstance(work.prompts[0], str) else work.prompts, params, use_tqdm=False)
+    seconds = time.perf_counter() - started
+    return [result.token_ids for result in results], sum(r.usage.completion_tokens for r in results) / seconds
+
+
+def drafts(llm: LLM) -> tuple[int, int]:
+    counters: Any = llm._service._engine.counters  # type: ignore[attr-defined]
+    return counters.drafted, counters.accepted
+
+
+def measure(plain: LLM, drafting: LLM, work: Work, num_pairs: int) -> str:
+    """A row of the table."""
+    expected, _ = ask(plain, work)
+    first, _ = ask(drafting, work)
+    assert first == expected, f"{work.name}: other tokens with speculation"
+    before = drafts(drafting)
+    speeds: list[tuple[float, float]] = []
+    for pair in range(num_pairs):
+        ran = {llm: ask(llm, work) for llm in ((plain, drafting) if pair % 2 else (drafting, plain))}
+        assert ran[plain][0] == ran[drafting][0] == expected
+        speeds.append((ran[plain][1], ran[drafting][1]))
+    drafted, accepted = (after - then for after, then in zip(drafts(drafting), before, strict=True))
+    num_tokens = sum(map(len, expected))
+    ratio = statistics.median(after / then for then, after in speeds)
+    without, with_drafts = (statistics.median(column) for column in zip(*speeds, strict=True))
+    return (
+        f"| {work.name} | {num_tokens} | {without:.1f} | {with_drafts:.1f} | {ratio:.2f}x | "
+        f"{drafted / num_pairs:.0f} / {accepted / num_pairs:.0f} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--work", action="append", help="only kinds whose name has this in it; repeatable")
+    args = parser.parse_args()
+    settings: dict[str, Any] = {"in_process": True, "context": 2048, "threads": args.threads, "kv_memory": 256 << 20}
+    with LLM(args.model, speculation="off", **settings) as plain, LLM(args.model, **settings) as drafting:
+        vocab_size = plain._service._engine.info.vocab_size  # type: ignore[attr-defined]
+        print(f"{Path(args.model).name}, median of {args.pairs} pairs\n")
+        print("| work | tokens | plain, tokens/s | drafts, tokens/s | ratio | drafted / accepted |")
+        print("| --- | --- | --- | --- | --- | --- |", flush=True)
+        for work in works(vocab_size):
+            if not args.work or any(part in work.name for part in args.work):
+                print(measure(plain, drafting, work, args.pairs), flush=True)
+
+
+if __name__ == "__main__":
+    main()
