@@ -95,7 +95,7 @@ def ask(llm: LLM, work: Work) -> tuple[list[tuple[int, ...]], float]:
 
 
 def drafts(llm: LLM) -> tuple[int, int]:
-    counters: Any = llm._service._engine.counters  # type: ignore[attr-defined]
+    counters: Any = llm._service.engine.counters
     return counters.drafted, counters.accepted
 
 
@@ -129,7 +129,7 @@ def main() -> None:
     args = parser.parse_args()
     settings: dict[str, Any] = {"in_process": True, "context": 2048, "threads": args.threads, "kv_memory": 256 << 20}
     with LLM(args.model, speculation="off", **settings) as plain, LLM(args.model, **settings) as drafting:
-        vocab_size = plain._service._engine.info.vocab_size  # type: ignore[attr-defined]
+        vocab_size = plain._service.engine.info.vocab_size
         print(f"{Path(args.model).name}, median of {args.pairs} pairs\n")
         print("| work | tokens | plain, tokens/s | drafts, tokens/s | ratio | drafted / accepted |")
         print("| --- | --- | --- | --- | --- | --- |", flush=True)
