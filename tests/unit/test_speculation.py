@@ -15,7 +15,7 @@ from pelton.engine.lookup import LONGEST
 from pelton.engine.pace import Pace, Prices, Shape
 from pelton.engine.scheduler import Scheduler
 from pelton.engine.sequence import Sequence, SequenceGroup
-from pelton.engine.speculative import Acceptance, Speculation
+from pelton.engine.speculative import Acceptance, Drafter, Speculation
 from tests.unit.toy_executor import request
 
 NUM_OUTPUT = 160
@@ -155,6 +155,9 @@ def test_a_step_beside_other_streams_keeps_to_the_target():
         sequence = SequenceGroup(request(name, [1, 2, 3, 4, 5] * 20, max_tokens=500), 0).sequences[0]
         sequence.tokens.append(1)
         sequences[sequence] = 1
+        drafter = sequence.drafter = Drafter(Acceptance())
+        for length in [2, 4, 8, 16, 32] * 100:
+            drafter.acceptance.learn(length, True)
     shape = Shape(2, 2, 200, 200)
     speculation.draft(shape, sequences, 500)
     num_drafted = sum(len(sequence.draft) for sequence in sequences)
@@ -168,7 +171,7 @@ def test_a_draft_stops_before_what_ends_the_answer_and_short_of_its_length():
     for asked, expected in [
         (request("a", [1, 2, 3, 4, 5, 6, 1], max_tokens=100, end_ids=(5,)), [3, 4]),
         (request("a", [1, 2, 3, 4, 5, 6, 1], max_tokens=100, end_ids=(3,)), []),
-        (request("a", [1, 2, 3, 4, 5, 6, 1], max_tokens=100, end_ids=(5,), ignore_eos=True), [3, 4, 5, 6]),
+        (request("a", [1, 2, 3, 4, 5, 6, 1], max_tokens=100, end_ids=(5,), ignore_eos=True), [3, 4, 5]),
         (request("a", [1, 2, 3, 4, 5, 6, 1], max_tokens=4), [3, 4]),
         (request("a", [1, 2, 3, 4, 5, 6, 1], max_tokens=2), []),
     ]:
@@ -200,7 +203,7 @@ def test_acceptance_follows_what_is_seen_and_a_new_sequence_what_others_saw():
     assert one.gains(5, 2)[0] > 0.95
     assert one.gains(2, 4) == []
     fresh = Acceptance(everyone)
-    assert fresh.gains(5, 1)[0] > 0.9
+    assert 0.7 < fresh.gains(5, 1)[0] < one.gains(5, 1)[0]
     for _ in range(60):
         one.learn(5, False)
     assert one.gains(5, 1)[0] < 0.2
