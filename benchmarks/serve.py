@@ -82,11 +82,13 @@ class Server:
 
 def markdown(found: dict[str, Any]) -> str:
     """Medians over the rounds."""
-    head = ["at once", "server", "tokens/s", "TTFT", "TPOT", "ITL", "E2E", "failed", "client CPU"]
+    head = ["load", "server", "tokens/s", "TTFT", "TPOT", "ITL", "E2E", "failed", "client CPU"]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in found["results"]:
-        groups.setdefault((str(row["concurrency"] or f"{row['rate']:g}/s"), row["server"]), []).append(row)
+        level = str(row["concurrency"]) if row["rate"] is None else f"{row['rate']:g}/s"
+        sharing = "" if row["systems"] is None else ", shared" if row["systems"]["is_shared"] else ", own"
+        groups.setdefault((level, row["server"] + sharing), []).append(row)
     for (level, server), rows in groups.items():
         times = [
             " / ".join(middle(rows, key, q) for q in ("median", "p95", "p99")) for key in ("ttft", "tpot", "itl", "e2e")
@@ -95,11 +97,13 @@ def markdown(found: dict[str, Any]) -> str:
         failed = sum(sum(row["failures"].values()) for row in rows)
         client = statistics.median(row["client_share"] for row in rows)
         lines.append("| " + " | ".join([level, server, f"{rate:.1f}", *times, str(failed), f"{client:.1%}"]) + " |")
-    head = ["at once", "Pelton beside", "tokens/s", "TTFT", "TPOT", "ITL", "E2E"]
+    if not found["ratios"]:
+        return "\n".join(lines)
+    head = ["load", "server", "beside", "tokens/s", "TTFT", "TPOT", "ITL", "E2E"]
     lines += ["", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for ratio in found["ratios"]:
         factors = ["-" if factor is None else f"{factor:.2f}x" for factor in ratio["factors"].values()]
-        lines.append("| " + " | ".join([ratio["level"], ratio["theirs"], *factors]) + " |")
+        lines.append("| " + " | ".join([ratio["level"], ratio["ours"], ratio["theirs"], *factors]) + " |")
     return "\n".join(lines)
 
 
@@ -116,8 +120,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into a page that has a place for it")
-    parser.add_argument("load", nargs="*", help="options of `pelton bench serve`, after --")
-    args = parser.parse_args()
+    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    args, load = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
     pairs = [("pelton", sys.executable), *(peer.split("=", 1) for peer in args.peer)]
     servers: list[Server] = []
     try:
@@ -130,13 +134,13 @@ def main() -> None:
             urls = [part for server in servers for part in ("--url", f"{server.name}={server.url}")]
             command = [sys.executable, "-m", "pelton.cli", "bench", "serve", *urls, "--weights", str(args.model)]
             begun = time.monotonic()
-            subprocess.run([*command, "--json-file", str(file), *args.load], check=True)
+            subprocess.run([*command, "--json-file", str(file), *load], check=True)
             seconds = time.monotonic() - begun
             found = json.loads(file.read_text())
     finally:
         for server in servers:
             server.stop()
-    options = " ".join(args.load)
+    options = " ".join(load)
     title = f"{args.model.name}, {args.threads} threads, `{options}`; times in ms: median / p95 / p99"
     text = f"{title}\n\n{markdown(found)}\n"
     print(f"\n{text}\n{seconds:.0f} s", flush=True)

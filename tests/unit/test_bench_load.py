@@ -162,7 +162,7 @@ def test_sharing_is_compared_with_own_prompts() -> None:
     loads = [replace(CLOSED, systems=Systems(1, 5, is_shared)) for is_shared in (True, False)]
     rows = [a_row("s", 0, a_result(10, time), load) for load, time in zip(loads, (1.0, 6.0), strict=True)]
     (ratio,) = compare.ratios(rows)
-    assert (ratio.ours, ratio.theirs, ratio.factors["ttft"]) == ("s, shared", "s, not shared", 6.0)
+    assert (ratio.ours, ratio.theirs, ratio.factors["ttft"]) == ("s, shared", "s, own", 6.0)
 
 
 def test_who_counts_otherwise_is_told() -> None:

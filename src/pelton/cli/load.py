@@ -93,7 +93,8 @@ def _report(options: Options, rows: Sequence[compare.Row]) -> None:
             click.echo(msgspec.json.encode(compare.flat(row)))
         return
     console = Console()
-    console.print(table.results(rows))
+    console.print(table.rates(rows))
+    console.print(table.times(rows))
     if ratios:
         console.print(table.comparison(ratios))
     is_utf = (sys.stdout.encoding or "").lower().startswith("utf")

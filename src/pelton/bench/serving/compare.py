@@ -34,6 +34,11 @@ class Row:
         return self.target.name, self.load.level, None if systems is None else systems.is_shared
 
     @property
+    def label(self) -> str:
+        """The server, and whether it is asked with shared system prompts or with ones of each request's own."""
+        return self.target.name + {None: "", True: ", shared", False: ", own"}[self.key[2]]
+
+    @property
     def weights_read(self) -> float | None:
         """Bytes of weights per second."""
         size = self.target.weight_bytes
@@ -115,27 +120,19 @@ def ratios(rows: Sequence[Row]) -> list[Ratio]:
     """The first server to each other one; and on each server shared system prompts to others."""
     groups = {group[0].key: group for group in grouped(rows)}
     first = next(iter(groups))[0]
-    found = []
-    for (name, level, is_shared), group in groups.items():
-        if name != first:
-            suffix = {None: "", True: ", shared", False: ", not shared"}[is_shared]
-            ours = groups[first, level, is_shared]
-            found.append(_ratio(level, first + suffix, name + suffix, ours, group))
-    for (name, level, is_shared), group in groups.items():
-        if is_shared:
-            names = f"{name}, shared", f"{name}, not shared"
-            found.append(_ratio(level, *names, group, groups[name, level, False]))
-    return found
+    pairs = [(groups[first, *key[1:]], group) for key, group in groups.items() if key[0] != first]
+    pairs += [(group, groups[name, level, False]) for (name, level, is_shared), group in groups.items() if is_shared]
+    return [_ratio(*pair) for pair in pairs]
 
 
-def _ratio(level: str, ours: str, theirs: str, our_rows: Sequence[Row], their_rows: Sequence[Row]) -> Ratio:
+def _ratio(ours: Sequence[Row], theirs: Sequence[Row]) -> Ratio:
     factors: dict[str, float | None] = {}
     for metric, get in METRICS.items():
-        pairs = [(get(a), get(b)) for a, b in zip(our_rows, their_rows, strict=True)]
+        pairs = [(get(a), get(b)) for a, b in zip(ours, theirs, strict=True)]
         known = [(a, b) for a, b in pairs if a and b]
         each = [b / a if metric in TIMES else a / b for a, b in known]
         factors[metric] = statistics.median(each) if each else None
-    return Ratio(level, ours, theirs, factors)
+    return Ratio(ours[0].load.level, ours[0].label, theirs[0].label, factors)
 
 
 def warnings(rows: Sequence[Row]) -> list[str]:

@@ -29,12 +29,8 @@ def bars(rows: Sequence[Row], character: str = "#") -> str:
         for group, value in zip(groups, values, strict=True):
             length = round(WIDTH * value / longest) if value is not None and longest else 0
             number = "-" if value is None else f"{value:.1f}"
-            lines.append(f"{group[0].load.level:>7}  {_name(group[0]):24} {character * length} {number}")
+            lines.append(f"{group[0].load.level:>7}  {group[0].label:24} {character * length} {number}")
     return "\n".join(lines[1:])
-
-
-def _name(row: Row) -> str:
-    return row.target.name + {None: "", True: ", shared", False: ", own"}[row.key[2]]
 
 
 def check_png(path: Path) -> None:
@@ -53,8 +49,8 @@ def png(rows: Sequence[Row], path: Path) -> None:
     levels = list(dict.fromkeys(group[0].load.level for group in groups))
     figure = Figure(figsize=(10, 7), layout="constrained")
     for axes, (title, get) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):
-        for name in dict.fromkeys(_name(group[0]) for group in groups):
-            points = {group[0].load.level: median(group, get) for group in groups if _name(group[0]) == name}
+        for name in dict.fromkeys(group[0].label for group in groups):
+            points = {group[0].load.level: median(group, get) for group in groups if group[0].label == name}
             values = [points.get(level) for level in levels]
             axes.plot(levels, [float("nan") if v is None else v for v in values], marker="o", label=name)
         axes.set_title(title)
