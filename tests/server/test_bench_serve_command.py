@@ -27,7 +27,7 @@ KEYS = {
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["bench", "serve", *arguments], env={"COLUMNS": "180"})
+    return CliRunner().invoke(main, ["bench", "serve", *arguments], env={"COLUMNS": "40"})
 
 
 def bench(*arguments: str, service: WordService | None = None) -> Result:
@@ -44,7 +44,7 @@ def read_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def foreign(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def find(name: str, address: Address, *options: Any) -> Target:
+    async def find(name: str, address: Address, *options: Any, **more: Any) -> Target:
         return Target(name, address, "scripted", None, "completions", Counting(3, 1), True)
 
     monkeypatch.setattr("pelton.cli.load.find", find)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from pelton.bench.serving.drive import drive
@@ -16,6 +17,7 @@ from pelton.bench.serving.result import Objective, Result
 from pelton.bench.serving.target import find
 from pelton.bench.serving.wire import Endpoint
 from pelton.errors import InvalidRequest, Overloaded
+from pelton.request import Request, Usage
 from tests.server.bench_servers import PER_PROMPT, Answers, Dies, WordService, chunk, raw, words_of
 from tests.server.scripted import serving
 
@@ -24,7 +26,8 @@ LOAD = Load(2, None, 5, Lengths(11, 11), Lengths(9, 9), num_warm_up=0)
 
 def driven(service: WordService, load: Load = LOAD, endpoint: Endpoint = "completions", **options: Any) -> Result:
     async def run(url: str) -> Result:
-        return await drive(await find("scripted", Address(url), endpoint), load, **options)
+        has_system = load.systems is not None
+        return await drive(await find("scripted", Address(url), endpoint, has_system=has_system), load, **options)
 
     with serving(service) as url:
         return asyncio.run(run(url))
@@ -93,6 +96,18 @@ def test_shared_system_prompts_are_sent_once_before() -> None:
     assert [len(words) for words in asked] == [20 + 11 - PER_PROMPT] * 14
     assert {words[:20] for words in asked[:2]} == {words[:20] for words in asked[2:]}
     assert len({words[:20] for words in asked}) == 2
+
+
+def test_what_a_template_says_for_a_missing_system_is_not_counted_with_one() -> None:
+    class Templated(WordService):
+        def usage(self, request: Request) -> Usage:
+            plain, has_system = super().usage(request), request.messages is not None and len(request.messages) == 2
+            return msgspec.structs.replace(plain, prompt_tokens=plain.prompt_tokens + (0 if has_system else 15))
+
+    for systems in (None, Systems(2, 20)):
+        service = Templated()
+        result = driven(service, replace(LOAD, prompt=Lengths(40, 40), systems=systems), "chat")
+        assert result.num_prompt_tokens == 5 * (40 + (20 if systems else 0))
 
 
 def test_own_system_prompts_are_as_long() -> None:

@@ -92,11 +92,10 @@ def _report(options: Options, rows: Sequence[compare.Row]) -> None:
         for row in rows:
             click.echo(msgspec.json.encode(compare.flat(row)))
         return
-    console = Console()
-    console.print(table.rates(rows))
-    console.print(table.times(rows))
-    if ratios:
-        console.print(table.comparison(ratios))
+    tables = [table.rates(rows), table.times(rows), *([table.comparison(ratios)] if ratios else [])]
+    for each in tables:
+        # A narrow terminal breaks lines; the table itself is never cut.
+        Console(width=max(Console().width, Console(width=1000).measure(each).maximum)).print(each)
     is_utf = (sys.stdout.encoding or "").lower().startswith("utf")
     click.echo(plot.bars(rows, "█" if is_utf else "#"))
 
@@ -110,7 +109,8 @@ async def _targets(options: Options) -> list[Target]:
         name = name or address.url.partition("://")[2]
         if name in [target.name for target in targets]:
             raise click.BadParameter(f"two servers are named {name}: --url NAME={url}")
-        targets.append(await find(name, address, options.endpoint, options.timeout))
+        has_system = options.system is not None
+        targets.append(await find(name, address, options.endpoint, options.timeout, has_system=has_system))
     if options.weights is None:
         return targets
     size = _weight_bytes(options.weights)

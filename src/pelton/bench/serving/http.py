@@ -1,7 +1,7 @@
 """One HTTP/1.1 request on a connection of its own, with little work for each piece of the answer.
 
-On a machine whose cores are all the server's, what the client takes is taken from what it measures; a general client
-library takes several times as long per piece. Each request opens its connection, as those of different users do.
+On a machine whose cores are all the server's, what the client takes is taken from what it measures; httpx2 takes about
+three times as much CPU time per piece. Each request opens its connection, as those of different users do.
 """
 
 from __future__ import annotations

@@ -29,16 +29,24 @@ class Target:
     has_usage: bool
 
 
-async def find(name: str, address: Address, endpoint: Endpoint = "completions", timeout: float = 600) -> Target:
-    """The first model that a server lists, asked four short things to know it. Raises `InvalidRequest` where none
-    answers."""
+async def find(
+    name: str,
+    address: Address,
+    endpoint: Endpoint = "completions",
+    timeout: float = 600,
+    *,
+    has_system: bool = False,
+) -> Target:
+    """The first model that a server lists, asked three short things to know it. `has_system`: count prompts that have
+    a text of a system (without one, a template may put in its own). Raises `InvalidRequest` where none answers."""
     try:
         async with asyncio.timeout(timeout):
             card = msgspec.json.decode(await _whole(address, "GET", "/v1/models", b""), type=Models).data[0]
             target = Target(name, address, card.id, card.weight_bytes, endpoint, Counting(0, 1), True)
-            few, many = [await _count(target, num_words) for num_words in (FEW_WORDS, MANY_WORDS)]
-            target = replace(target, counting=Counting.fitted((FEW_WORDS, few), (MANY_WORDS, many)))
-            return replace(target, has_usage=await _has_usage(target))
+            few, many = [await _count(target, num_words, has_system) for num_words in (FEW_WORDS, MANY_WORDS)]
+            system = FEW_WORDS if has_system else 0
+            counting = Counting.fitted((FEW_WORDS + system, few), (MANY_WORDS + system, many))
+            return replace(target, counting=counting, has_usage=await _has_usage(target))
     except TimeoutError:
         problem = f"no answer in {timeout:g} s"
     except (OSError, IndexError, msgspec.MsgspecError) as error:
@@ -55,9 +63,10 @@ async def _whole(address: Address, method: str, path: str, data: bytes) -> bytes
     return answer
 
 
-async def _count(target: Target, num_words: int) -> int:
-    """Prompt tokens of so many words."""
-    asked = body(target.model, target.endpoint, Prompt(text("count", num_words)), 1, is_stream=False)
+async def _count(target: Target, num_words: int, has_system: bool) -> int:
+    """Prompt tokens of so many words, after FEW_WORDS of a system."""
+    prompt = Prompt(text("count", num_words), text("system", FEW_WORDS) if has_system else None)
+    asked = body(target.model, target.endpoint, prompt, 1, is_stream=False)
     answer = await _whole(target.address, "POST", PATHS[target.endpoint], asked)
     usage = msgspec.json.decode(answer, type=Answer).usage
     if usage is None:
