@@ -58,7 +58,7 @@ class Server:
 class Alone:
     def __init__(self, model: str) -> None:
         worker = Path(__file__).with_name("worker_pelton.py")
-        command = [sys.executable, str(worker), model, "0"]
+        command = [sys.executable, str(worker), model, str(os.cpu_count() or 1)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.process.stdout.readline()

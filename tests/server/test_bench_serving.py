@@ -198,11 +198,12 @@ def test_a_server_that_is_too_slow() -> None:
     assert result.seconds < 5
 
 
-def test_chunks_may_be_cut_anywhere_and_hold_many_tokens() -> None:
+@pytest.mark.parametrize(("field", "end"), [(b"data: ", b"\n"), (b"data:", b"\r\n")])
+def test_chunks_may_be_cut_anywhere_and_hold_many_tokens(field: bytes, end: bytes) -> None:
+    stream = b": ping\n\n" + chunk("one two") + chunk("🦙", "length") + chunk(usage=(11, 9)) + b"data: [DONE]\n"
+    stream = stream.replace(b"data: ", field).replace(b"\n", end)
+
     async def answers(body: dict[str, Any]) -> AsyncIterator[bytes]:
-        stream = (
-            b": ping\n\n" + chunk("one two", None) + chunk("🦙", "length") + chunk(usage=(11, 9)) + b"data: [DONE]\n"
-        )
         for i in range(0, len(stream), 7):
             yield stream[i : i + 7]
 

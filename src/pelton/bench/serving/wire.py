@@ -111,8 +111,8 @@ class Reader:
         now = time.perf_counter()
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            if line.startswith(b"data: {"):
-                self._chunk(line[6:], now)
+            if line.startswith(b"data:") and (event := line[5:].strip()).startswith(b"{"):
+                self._chunk(event, now)
 
     def _chunk(self, line: bytes, now: float) -> None:
         try:
