@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from compare import Engine, write
@@ -24,6 +25,7 @@ from pelton.bench.divergence import F32, I32, Quality
 from pelton.cli.quality import COLUMNS, cells, read_text
 from pelton.formats import checkpoint
 from pelton.models.base import load
+from pelton.ops.data import KVType
 from pelton.text.tokenizer import Tokenizer
 
 
@@ -62,7 +64,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, metavar="FILE")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--kv-dtype", action="append", choices=["bf16", "f32"], default=[])
+    parser.add_argument("--kv-dtype", action="append", choices=get_args(KVType), default=[])
     parser.add_argument("--reference", action="append", choices=["float", "int8", "bf16", "bf16-unordered"], default=[])
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into a page that has a place for it")
     args = parser.parse_args()

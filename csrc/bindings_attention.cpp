@@ -21,10 +21,16 @@ using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 using Floats = Array<const float, 2>;
 using Ints = Array<const int32_t, 1>;
 
+KVType kv_type(const std::string& name) {
+    if (name == "f32") return KVType::F32;
+    if (name == "bf16") return KVType::BF16;
+    if (name == "f16") return KVType::F16;
+    throw std::invalid_argument("KV type is f32, bf16 or f16, not " + name);
+}
+
 KVShape kv_shape(int num_layers, int num_kv_heads, int head_dim, int value_dim, const std::string& type) {
-    if (type != "f32" && type != "bf16") throw std::invalid_argument("KV type is f32 or bf16, not " + type);
     if (head_dim % 2 != 0) throw std::invalid_argument("head_dim must be even");
-    return {num_layers, num_kv_heads, head_dim, value_dim, type == "f32" ? KVType::F32 : KVType::BF16};
+    return {num_layers, num_kv_heads, head_dim, value_dim, kv_type(type)};
 }
 
 Rows rows_of(const Floats& array) {

@@ -3,7 +3,7 @@
 #include <cstring>
 
 namespace pelton {
-static size_t element_bytes(KVType type) { return type == KVType::BF16 ? 2 : 4; }
+static size_t element_bytes(KVType type) { return type == KVType::F32 ? 4 : 2; }
 
 size_t KVShape::key_bytes() const { return element_bytes(type) * kBlockTokens * static_cast<size_t>(head_dim); }
 

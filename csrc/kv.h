@@ -1,12 +1,14 @@
 // kv.h: the keys and values of one cache group, in blocks of 32 tokens.
 //
-// A block's bytes for one layer and one KV head are 64-byte lines of sixteen 32-bit words, laid out as the
-// attention kernel multiplies them:
-//   keys    two panels of sixteen tokens; in a panel one line for each pair of columns (bf16) or each column (f32);
-//           word t of a line is token t of the panel
-//   values  ceil(value_dim / 16) panels of sixteen columns; in a panel one line for each pair of tokens (bf16) or
-//           each token (f32); word c of a line is column c of the panel
-// A bf16 word holds the even member of its pair in the low half. Columns of values past value_dim stay zero.
+// A block's bytes for one layer and one KV head are laid out as the attention kernel multiplies them:
+//   keys    two panels of sixteen tokens; in a panel the columns two by two, each pair for all its tokens
+//   values  ceil(value_dim / 16) panels of sixteen columns; in a panel the tokens two by two, each pair for all its
+//           columns
+// A pair's bytes, for the sixteen tokens or columns t of its panel:
+//   f32     sixteen numbers of the even member, sixteen of the odd one
+//   bf16    sixteen words, the even member of t in the low half of word t
+//   f16     sixteen numbers of the even member, sixteen of the odd one
+// Columns of values past value_dim stay zero.
 // Everything stored is finite, and memory begins as zeros, so a masked slot multiplied by zero is zero.
 #pragma once
 

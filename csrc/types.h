@@ -49,6 +49,19 @@ static inline float half_to_float(uint16_t half) {
     return __builtin_bit_cast(float, bits | sign);
 }
 
+// The nearest half, ties to even, of a number that one can hold: up to 65504 in magnitude.
+static inline uint16_t float_to_half(float x) {
+    const uint32_t bits = __builtin_bit_cast(uint32_t, x), magnitude = bits & 0x7fffffffu;
+    uint32_t half;
+    if (magnitude < 0x38800000u) {  // 2^-14: below, halves are multiples of 2^-24, as floats from 0.5 to 1 are
+        const float sum = __builtin_bit_cast(float, magnitude) + 0.5f;
+        half = __builtin_bit_cast(uint32_t, sum) - 0x3f000000u;
+    } else {
+        half = (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;  // exponent bias 127 - 15
+    }
+    return static_cast<uint16_t>(half | (bits >> 16 & 0x8000u));
+}
+
 static inline float bf16_to_float(uint16_t value) { return __builtin_bit_cast(float, uint32_t{value} << 16); }
 
 }  // namespace pelton

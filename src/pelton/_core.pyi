@@ -11,7 +11,7 @@ def isas() -> list[str]:
     """The instruction sets that this build and this CPU have, best last."""
 
 class KVCache:
-    """One cache group's keys and values, in blocks of 32 tokens, zero at first. `type` is "f32" or "bf16"."""
+    """One cache group's keys and values, in blocks of 32 tokens, zero at first. `type` is a KVType."""
 
     def __init__(
         self, *, num_layers: int, num_kv_heads: int, head_dim: int, value_dim: int, type: str, num_blocks: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +12,13 @@ import pytest
 
 from pelton import _core
 from pelton.ops.data import BLOCK_TOKENS, Batch, CacheGroup, KVType
-from pelton.ops.memory import Memory
+from pelton.ops.memory import Memory, round_kv
 from pelton.ops.reference import Ops
 from pelton.ops.spec import AttendSpec
 
 F32 = npt.NDArray[np.float32]
 ISAS = _core.isas()
+KV_TYPES: tuple[KVType, ...] = get_args(KVType)
 
 
 @functools.cache
@@ -141,12 +142,14 @@ def in_steps(layer: Layer, length: int, sizes: list[int], threads: int = 1) -> F
 LAYERS = [
     Layer(),
     Layer(kv_type="f32"),
+    Layer(kv_type="f16"),
     Layer(heads=1, kv_heads=1, dim=80, value_dim=80),
     Layer(heads=14, kv_heads=2, window=37),
     Layer(heads=4, kv_heads=4, dim=96, value_dim=96, softcap=20.0),
     Layer(heads=4, kv_heads=1, dim=256, value_dim=256, window=300, softcap=50.0),
     Layer(heads=8, kv_heads=2, dim=128, value_dim=128, window=1),
     Layer(heads=3, kv_heads=1, dim=72, value_dim=40, kv_type="f32", window=256),
+    Layer(heads=3, kv_heads=1, dim=72, value_dim=40, kv_type="f16", window=256),
 ]
 
 
@@ -162,7 +165,7 @@ def test_equals_the_definition(layer: Layer, isa: str) -> None:
     np.testing.assert_allclose(out, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("layer", [LAYERS[0], LAYERS[3], LAYERS[7]], ids=str)
+@pytest.mark.parametrize("layer", [LAYERS[0], LAYERS[4], LAYERS[8]], ids=str)
 def test_long_context_equals_the_definition(layer: Layer) -> None:
     length = 800
     expected = layer.reference(*layer.inputs(length), batch_of([(0, length)], scattered([length])))
@@ -178,7 +181,7 @@ def test_chunks_and_decode_give_the_same_bits(layer: Layer) -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3, 5, 16])
-@pytest.mark.parametrize("layer", [LAYERS[0], LAYERS[3], LAYERS[5]], ids=str)
+@pytest.mark.parametrize("layer", [LAYERS[0], LAYERS[4], LAYERS[6]], ids=str)
 def test_threads_give_the_same_bits(layer: Layer, threads: int) -> None:
     length = 1100
     expected = whole(layer, length)
@@ -188,7 +191,7 @@ def test_threads_give_the_same_bits(layer: Layer, threads: int) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kv_type", ["bf16", "f32"])
+@pytest.mark.parametrize("kv_type", KV_TYPES)
 def test_a_batch_gives_the_same_bits_as_each_alone(isa: str, kv_type: KVType) -> None:
     layer = Layer(window=None, kv_type=kv_type)
     spans = [(520, 521), (0, 70), (299, 300), (64, 128), (31, 33), (255, 258)]
@@ -222,7 +225,7 @@ def test_blocks_past_the_window_may_be_given_back() -> None:
         assert np.array_equal(out, expected[rows])
 
 
-@pytest.mark.parametrize("kv_type", ["bf16", "f32"])
+@pytest.mark.parametrize("kv_type", KV_TYPES)
 def test_what_another_sequence_left_in_a_block_is_not_seen(kv_type: KVType) -> None:
     layer = Layer(kv_type=kv_type)
     tables = scattered([45])
@@ -234,7 +237,7 @@ def test_what_another_sequence_left_in_a_block_is_not_seen(kv_type: KVType) -> N
     assert np.array_equal(layer.attend(cache, q, k, v, batch_of([(0, 45)], tables)), clean)
 
 
-@pytest.mark.parametrize("kv_type", ["bf16", "f32"])
+@pytest.mark.parametrize("kv_type", KV_TYPES)
 def test_blocks_can_be_moved(kv_type: KVType) -> None:
     layer = Layer(dim=80, value_dim=48, kv_type=kv_type)
     length = 90
@@ -252,6 +255,46 @@ def test_blocks_can_be_moved(kv_type: KVType) -> None:
     assert np.array_equal(out, expected[last])
     with pytest.raises(ValueError, match="not of that many blocks"):
         cache.write(tables[0], data)
+
+
+def awkward() -> F32:
+    """Numbers around everything where rounding and range change, of both signs; [tokens, 64]."""
+    rng = np.random.default_rng(5)
+    half = rng.integers(0, 0x7C00, 2000).astype(np.uint16).view(np.float16).astype(np.float32)
+    beside = half + np.float32(0.5) * (np.nextafter(half.astype(np.float16), np.float16(np.inf)) - half)
+    powers = np.float32(2.0) ** np.arange(-149, 127, dtype=np.float32)
+    edges = np.array([0, 65503.9, 65519.9, 65520, 1e30, 3.4e38, np.inf, np.nan, 2**-25, 2**-25 + 2**-40], np.float32)
+    near = np.nextafter(beside, np.float32(np.inf)), np.nextafter(beside, np.float32(0))
+    values = np.concatenate([half, beside, *near, powers, powers * np.float32(1.0005), edges])
+    signed = np.stack([values, -values], axis=1).reshape(-1)
+    return np.resize(signed, (-(-signed.size // 64), 64))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_what_is_stored_is_what_the_definition_rounds_to(isa: str, kv_type: KVType) -> None:
+    """Each token sees itself alone, so that its value comes out as it is stored, bit for bit."""
+    layer = Layer(heads=1, kv_heads=1, window=1, kv_type=kv_type)
+    values = awkward()
+    length = len(values)
+    tables = scattered([length])
+    zeros = np.zeros_like(values)
+    work = zeros, zeros, values, batch_of([(0, length)], tables)
+    got = layer.attend(layer.cache(int(tables.max()) + 1), *work, 1, isa)
+    assert np.array_equal(got, round_kv(values, kv_type) + np.float32(0))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_every_set_of_instructions_stores_the_same_bytes(isa: str, kv_type: KVType) -> None:
+    layer = Layer(heads=1, kv_heads=1, kv_type=kv_type)
+    keys = awkward()
+    tables = scattered([len(keys)])
+    work = np.zeros_like(keys), keys, keys[::-1], batch_of([(0, len(keys))], tables)
+    caches = [layer.cache(int(tables.max()) + 1) for _ in range(2)]
+    for cache, each in zip(caches, (isa, "generic"), strict=True):
+        layer.attend(cache, *work, 1, each)
+    assert caches[0].read(tables[0]) == caches[1].read(tables[0])
 
 
 def test_repeats_go_on_in_the_next_layers() -> None:

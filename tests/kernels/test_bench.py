@@ -53,9 +53,9 @@ def test_a_type_without_kernel_gives_no_line() -> None:
 
 
 def test_attention_after_contexts_and_over_a_prompt() -> None:
-    attention = Attention(heads=(Heads("tiny", 6, 2, 32),), contexts=(1, 300), prompt=70)
+    attention = Attention(heads=(Heads("tiny", 6, 2, 32),), contexts=(1, 300), prompt=70, kv_type="f32")
     _, results = kernels.run(replace(SMALL, attention=attention))
-    heads = "tiny 6/2x32"
+    heads = "tiny 6/2x32 f32"
     assert [(r.subject, r.num_rows) for r in results] == [
         (f"{heads}, decode at 1", 1),
         (f"{heads}, decode at 300", 1),
@@ -63,7 +63,7 @@ def test_attention_after_contexts_and_over_a_prompt() -> None:
     ]
     for r, keys_seen, keys in zip(results, (1, 300, 70 * 71 // 2), (1, 300, 70), strict=True):
         assert r.operations_per_second * r.seconds == pytest.approx(2 * keys_seen * 6 * (32 + 32))
-        assert r.bytes_per_second * r.seconds == pytest.approx(keys * 2 * (32 + 32) * 2)
+        assert r.bytes_per_second * r.seconds == pytest.approx(keys * 2 * (32 + 32) * 4)
         assert 0 < r.share <= r.best_share
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from pelton.errors import ConfigError, InternalError, UnsupportedModel
 from pelton.formats import checkpoint
 from pelton.formats.quants import WeightType
 from pelton.models import base
-from pelton.ops.data import Batch, Weight
+from pelton.ops.data import Batch, KVType, Weight
 from tests import tolerances
 from tests.models import convert, stepping, tiny
 from tests.models.test_parity import LENGTHS, MIXED, sequences, wanted
@@ -77,7 +78,7 @@ def alone(length: int, chunk: int) -> list[list[int]]:
     return [[min(chunk, length - start)] for start in range(0, length, chunk)]
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "bf16"])
+@pytest.mark.parametrize("kv_type", get_args(KVType))
 @pytest.mark.parametrize(("case", "kind"), [("llama", WeightType.F32), ("gemma3", WeightType.Q8_0)])
 def test_the_bits_do_not_depend_on_batch_chunks_or_threads(case: str, kind: WeightType, kv_type: str, folder: Path):
     model = loaded(case, folder, kind)

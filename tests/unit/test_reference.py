@@ -11,7 +11,7 @@ from pelton.formats.quants import WeightType
 from pelton.formats.tensor import Tensor
 from pelton.ops import numerics, reference
 from pelton.ops.data import Batch, CacheGroup, Weight
-from pelton.ops.memory import Memory
+from pelton.ops.memory import Memory, round_kv
 from pelton.ops.spec import AttendSpec, RopeSpec, Rule
 
 
@@ -86,7 +86,19 @@ def test_scores_are_scaled_then_capped():
 def test_keys_and_values_are_rounded_before_they_are_read():
     value = np.full((1, 2), 1 + 2.0**-9, np.float32)
     assert ops(1, memory=keys("bf16")).attend(value, value, value, spec=spec()).tolist() == [[1.0, 1.0]]
+    assert ops(1, memory=keys("f16")).attend(value, value, value, spec=spec()).tolist() == value.tolist()
     assert ops(1, memory=keys("f32")).attend(value, value, value, spec=spec()).tolist() == value.tolist()
+
+
+@pytest.mark.parametrize(("kv_type", "largest"), [("f32", 3.38953139e38), ("bf16", 3.38953139e38), ("f16", 65504)])
+def test_whatever_is_stored_is_finite(kv_type: Any, largest: float):
+    bad = np.array([np.nan, np.inf, -np.inf, 3.4e38, 0.0], np.float32)
+    assert round_kv(bad, kv_type) == pytest.approx([0, largest, -largest, largest, 0])
+
+
+def test_halves_keep_what_is_subnormal():
+    x = np.array([2.0**-24, 3 * 2.0**-25, 2.0**-25, -(2.0**-15) - 2.0**-24], np.float32)
+    assert round_kv(x, "f16").tolist() == [2.0**-24, 2.0**-23, 0.0, x[3]]
 
 
 def test_rope_turns_halves_against_each_other_and_leaves_the_rest():

@@ -5,12 +5,13 @@
 // depends on nothing but its own row and column, whatever tile it was computed in.
 #include "kernels/attention.h"
 
+#include "kernels/portable/kv_elements.h"
 #include "kernels/portable/math.h"
 
 namespace pelton::PELTON_ISA {
 namespace {
 
-constexpr size_t kLine = 16;  // words
+constexpr size_t kLine = 64;  // bytes
 
 // The rows of a tile, for which there are accumulators enough.
 #if defined(__AVX512F__)
@@ -24,43 +25,6 @@ constexpr int kMaxRows = 3, kRegisters = 16;
 #endif
 constexpr int kMaxAccumulators = kRegisters * 3 / 4;
 
-// How a panel's lines hold pairs of rows; see kv.h.
-struct Float32 {
-    static constexpr int kLinesPerPair = 2;
-    static PELTON_INLINE VecF even(const float* pair) { return load(pair); }
-    static PELTON_INLINE VecF odd(const float* pair) { return load(pair + kLine); }
-    static PELTON_INLINE void put(float* pair, size_t word, int member, float value) {
-        pair[static_cast<size_t>(member) * kLine + word] = value;
-    }
-};
-
-struct BFloat16 {
-    static constexpr int kLinesPerPair = 1;
-    static PELTON_INLINE VecF even(const float* pair) { return bits<VecF>(load<VecI>(pair) << 16); }
-    static PELTON_INLINE VecF odd(const float* pair) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-        // As an operand in memory: the mask would take the one register that a full tile lacks.
-        static const VecU mask = VecU{} + 0xffff0000u;
-        VecF value;
-        asm("vpand %1, %2, %0" : "=x"(value) : "m"(mask), "x"(load(pair)));
-        return value;
-#else
-        return bits<VecF>(load<VecU>(pair) & 0xffff0000u);
-#endif
-    }
-    static PELTON_INLINE void put(float* pair, size_t word, int member, float value) {
-        const uint32_t word32 = bits<uint32_t>(value);
-        const uint16_t rounded = static_cast<uint16_t>((word32 + 0x7fff + (word32 >> 16 & 1)) >> 16);
-        __builtin_memcpy(reinterpret_cast<uint16_t*>(pair + word) + member, &rounded, sizeof rounded);
-    }
-};
-
-// Where a panel's line of index i begins, in words.
-template <class Element>
-PELTON_INLINE size_t line_of(size_t i) {
-    return i / 2 * Element::kLinesPerPair * kLine;
-}
-
 // What a pair of rows is multiplied with: number r of index i at data[r * kRowStride + i * stride].
 template <size_t kRowStride>
 struct Left {
@@ -69,11 +33,14 @@ struct Left {
 };
 
 // Makes the compiler forget what it has loaded from here: kept values would push accumulators out of registers.
-PELTON_INLINE void reload(const float*& from) { asm("" : "+r"(from)); }
+template <class T>
+PELTON_INLINE void reload(const T*& from) {
+    asm("" : "+r"(from));
+}
 
-// acc[r][n] += left's number r of one index * panel n's line of that index, which line(panel) reads.
+// acc[r][n] += left's number r of one index * panel n's line of that index, which line(panel, part) reads.
 template <int kRows, int kPanels, size_t kRowStride, class Line>
-PELTON_INLINE void multiply_lines(const float* left, const float* const (&panels)[kPanels], const Line& line,
+PELTON_INLINE void multiply_lines(const float* left, const uint8_t* const (&panels)[kPanels], const Line& line,
                                   VecF (&acc)[kRows][kPanels * kParts]) {
     constexpr bool has_room = (kRows + 1) * kPanels * kParts < kRegisters;
     constexpr int kTogether = has_room ? kPanels : 1;
@@ -82,7 +49,7 @@ PELTON_INLINE void multiply_lines(const float* left, const float* const (&panels
         reload(left);
         VecF b[kTogether * kParts];
 #pragma GCC unroll 16
-        for (int n = 0; n < kTogether * kParts; n++) b[n] = line(panels[first + n / kParts] + n % kParts * kLanes);
+        for (int n = 0; n < kTogether * kParts; n++) b[n] = line(panels[first + n / kParts], n % kParts);
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; r++) {
             const VecF x = splat(left[static_cast<size_t>(r) * kRowStride]);
@@ -95,14 +62,14 @@ PELTON_INLINE void multiply_lines(const float* left, const float* const (&panels
 // acc[r][n] += sum over i in [0, count) of left's number r of index i * panel n's line i; count is even. With kAhead,
 // as many lines as are read come into L2 from `ahead` on: evenly spread, or they would wait for each other.
 template <class Element, bool kAhead, int kRows, int kPanels, size_t kRowStride>
-PELTON_INLINE void multiply(Left<kRowStride> left, const float* (&panels)[kPanels], size_t count, const float* ahead,
-                            VecF (&acc)[kRows][kPanels * kParts]) {
-    constexpr int kLines = kPanels * Element::kLinesPerPair;
+PELTON_INLINE void multiply(Left<kRowStride> left, const uint8_t* (&panels)[kPanels], size_t count,
+                            const uint8_t* ahead, VecF (&acc)[kRows][kPanels * kParts]) {
+    constexpr size_t kBytes = kPanels * Element::kPairBytes;
     for (size_t i = 0; i < count; i += 2) {
         if constexpr (kAhead) {
 #pragma GCC unroll 16
-            for (int n = 0; n < kLines; n++) __builtin_prefetch(ahead + n * kLine, 0, 2);
-            ahead += kLines * kLine;
+            for (size_t n = 0; n < kBytes; n += kLine) __builtin_prefetch(ahead + n, 0, 2);
+            ahead += kBytes;
         }
         multiply_lines<kRows, kPanels, kRowStride>(left.data, panels, Element::even, acc);
         left.data += left.stride;
@@ -111,7 +78,7 @@ PELTON_INLINE void multiply(Left<kRowStride> left, const float* (&panels)[kPanel
         multiply_lines<kRows, kPanels, kRowStride>(left.data, panels, Element::odd, acc);
         left.data += left.stride;
 #pragma GCC unroll 16
-        for (int n = 0; n < kPanels; n++) panels[n] += Element::kLinesPerPair * kLine;
+        for (int n = 0; n < kPanels; n++) panels[n] += Element::kPairBytes;
     }
 }
 
@@ -154,14 +121,14 @@ Range visible_panels(const AttendPiece& piece, int row, int num_rows) {
 template <class Element, bool kAhead, int kRows, int kPanels>
 PELTON_INLINE void score_panels(const AttendPiece& piece, int row, int panel, float* scores) {
     const size_t width = static_cast<size_t>(piece.head_dim);
-    const float* keys[kPanels];
+    const uint8_t* keys[kPanels];
     float* to[kPanels];
     for (int n = 0; n < kPanels; n++) {
-        const float* block = reinterpret_cast<const float*>(piece.blocks[(panel + n) * kGroup / kBlockTokens]);
+        const uint8_t* block = piece.blocks[(panel + n) * kGroup / kBlockTokens];
         keys[n] = block + ((panel + n) % 2 ? line_of<Element>(width) : 0);
         to[n] = scores + (panel + n) * kGroup;
     }
-    const float* values = keys[0] + 2 * line_of<Element>(width);
+    const uint8_t* values = keys[0] + 2 * line_of<Element>(width);
     VecF acc[kRows][kPanels * kParts] = {};
     multiply<Element, kAhead, kRows, kPanels, 1>({piece.queries + row, static_cast<size_t>(piece.num_rows)}, keys,
                                                  width, values, acc);
@@ -176,15 +143,14 @@ PELTON_INLINE void weigh_panels(const AttendPiece& piece, Range panels, int colu
     for (int begin = panels.begin * kGroup; begin < panels.end * kGroup;) {
         const int block = begin / kBlockTokens, block_end = (block + 1) * kBlockTokens;
         const int end = block_end < panels.end * kGroup ? block_end : panels.end * kGroup;
-        const float* values = reinterpret_cast<const float*>(piece.blocks[block]) + keys;
-        const float* columns[kPanels];
+        const uint8_t* values = piece.blocks[block] + keys;
+        const uint8_t* columns[kPanels];
         for (int n = 0; n < kPanels; n++) {
             const size_t line = static_cast<size_t>(column_panel + n) * kBlockTokens + begin % kBlockTokens;
             columns[n] = values + line_of<Element>(line);
         }
         const uint8_t* next = piece.next[block] ? piece.next[block] : piece.blocks[block];
-        const float* next_keys =
-            reinterpret_cast<const float*>(next) + line_of<Element>(static_cast<size_t>(column_panel) * kBlockTokens);
+        const uint8_t* next_keys = next + line_of<Element>(static_cast<size_t>(column_panel) * kBlockTokens);
         multiply<Element, kAhead, kRows, kPanels, kPieceTokens>({weights + begin, 1}, columns,
                                                                 static_cast<size_t>(end - begin), next_keys, acc);
         begin = end;
@@ -277,24 +243,23 @@ void attend_piece(const AttendPiece& piece, const AttendPartial& out) {
 }
 
 // What cannot be multiplied by zero may not enter the cache: another sequence may own the block next.
-float finite(float x) {
-    constexpr float kLargest = 3.38953139e38f;  // of bf16
+float finite(float x, float largest) {
     if (x != x) return 0.0f;
-    return x > kLargest ? kLargest : x < -kLargest ? -kLargest : x;
+    return x > largest ? largest : x < -largest ? -largest : x;
 }
 
 template <class Element>
 void store_token(const float* key, const float* value, int head_dim, int value_dim, int slot, uint8_t* head) {
-    float* keys = reinterpret_cast<float*>(head);
-    float* panel = keys + (slot >= kGroup ? line_of<Element>(static_cast<size_t>(head_dim)) : 0);
+    uint8_t* panel = head + (slot >= kGroup ? line_of<Element>(static_cast<size_t>(head_dim)) : 0);
     for (int i = 0; i < head_dim; i++) {
         Element::put(panel + line_of<Element>(static_cast<size_t>(i)), static_cast<size_t>(slot % kGroup), i % 2,
-                     finite(key[i]));
+                     finite(key[i], Element::kLargest));
     }
-    float* values = keys + 2 * line_of<Element>(static_cast<size_t>(head_dim));
+    uint8_t* values = head + 2 * line_of<Element>(static_cast<size_t>(head_dim));
     for (int i = 0; i < value_dim; i++) {
         const size_t line = static_cast<size_t>(i / kGroup * kBlockTokens + slot);
-        Element::put(values + line_of<Element>(line), static_cast<size_t>(i % kGroup), slot % 2, finite(value[i]));
+        Element::put(values + line_of<Element>(line), static_cast<size_t>(i % kGroup), slot % 2,
+                     finite(value[i], Element::kLargest));
     }
 }
 
@@ -327,6 +292,7 @@ void finish(const AttendPartial& state, int row, int value_dim, float* out) {
 const AttentionKernel attention_kernels[kNumKVTypes] = {
     {store_token<Float32>, attend_piece<Float32>, merge, finish},
     {store_token<BFloat16>, attend_piece<BFloat16>, merge, finish},
+    {store_token<Float16>, attend_piece<Float16>, merge, finish},
 };
 
 }  // namespace pelton::PELTON_ISA

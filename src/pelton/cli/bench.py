@@ -21,6 +21,7 @@ def kernels(
     types: tuple[str, ...],
     rows: tuple[int, ...],
     seconds: float,
+    kv_dtype: str | None,
     model: str | None,
 ) -> None:
     """Measure the ops that are named, or all, then the steps of a model, and print the tables."""
@@ -29,9 +30,11 @@ def kernels(
     from pelton.bench.linear import Products
     from pelton.bench.sampling import Sampling
     from pelton.engine.machine import num_cores
+    from pelton.ops.data import kv_type_named
 
     isa = config.load(isa=isa).engine.isa
-    linear, attention, sampling = Products(num_rows=rows), Attention(), Sampling()
+    linear, sampling = Products(num_rows=rows), Sampling()
+    attention = Attention(kv_type=kv_type_named(config.load(kv_dtype=kv_dtype).engine.kv_dtype))
     if types:
         linear = replace(linear, types=bench.types_named(types, isa))
     if ops:

@@ -15,6 +15,7 @@ import click
 from pelton import __version__
 from pelton.errors import PeltonError
 
+KV_TYPES = ("f32", "bf16", "f16")
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -54,7 +55,7 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--context", type=click.IntRange(1), help="Tokens a conversation may hold. [default: the model's]"
         ),
-        click.option("--kv-dtype", type=click.Choice(["bf16", "f32"]), help="Type of the KV cache. [default: bf16]"),
+        click.option("--kv-dtype", type=click.Choice(KV_TYPES), help="Type of the KV cache. [default: bf16]"),
         click.option(
             "--isa", type=click.Choice(["generic", "avx2", "avx512", "amx"]), help="[default: the CPU's best]"
         ),
@@ -211,6 +212,7 @@ def bench() -> None:
     help="Activation rows of linear. Repeatable.",
 )
 @click.option("--seconds", type=click.FloatRange(0.001, 60), default=0.3, show_default=True, help="Per line.")
+@click.option("--kv-dtype", type=click.Choice(KV_TYPES), help="KV cache of attention. [default: bf16]")
 @click.option("--model", help="Take this model's steps apart, too: each op's time and its share.")
 def bench_kernels(
     isa: str | None,
@@ -219,12 +221,13 @@ def bench_kernels(
     types: tuple[str, ...],
     rows: tuple[int, ...],
     seconds: float,
+    kv_dtype: str | None,
     model: str | None,
 ) -> None:
     """Measure each op beside what this machine's memory and arithmetic allow."""
     from pelton.cli import bench as command
 
-    command.kernels(isa, threads, ops, types, rows, seconds, model)
+    command.kernels(isa, threads, ops, types, rows, seconds, kv_dtype, model)
 
 
 @bench.command("serve")
@@ -295,7 +298,7 @@ def bench_serve(concurrency: tuple[int, ...], rate: tuple[float, ...], **options
     "--kv-dtype",
     "kv_types",
     multiple=True,
-    type=click.Choice(["bf16", "f32"]),
+    type=click.Choice(KV_TYPES),
     default=("bf16", "f32"),
     show_default=True,
     help="Repeatable.",

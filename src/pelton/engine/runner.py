@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 from pelton.backends.base import Backend, BackendConfig, Executor, LoadSpec, Pending, StepProfile, find
 from pelton.config import EngineConfig
@@ -20,7 +19,7 @@ from pelton.formats import checkpoint as checkpoints
 from pelton.formats.digest import ModelFile
 from pelton.models.base import Model
 from pelton.models.base import load as load_model
-from pelton.ops.data import Batch, CacheGroup, KVType
+from pelton.ops.data import Batch, CacheGroup, kv_type_named
 
 log = logging.getLogger(__name__)
 
@@ -131,10 +130,6 @@ def _num_threads(config: EngineConfig) -> int:
 
 def _spec(model: Model, config: EngineConfig) -> LoadSpec:
     """Everything but the number of blocks, which depends on what the rest needs."""
-    if config.kv_dtype not in get_args(KVType):
-        raise ConfigError(
-            f"kv_dtype is {config.kv_dtype!r}; there are: {', '.join(get_args(KVType))}", param="kv_dtype"
-        )
     if config.max_batch_tokens < 1 or config.max_sequences < 1:
         raise ConfigError("max_batch_tokens and max_sequences must be at least 1", param="max_batch_tokens")
     for name in AT_LEAST_ZERO:
@@ -143,13 +138,12 @@ def _spec(model: Model, config: EngineConfig) -> LoadSpec:
     max_sequences = min(config.max_sequences, config.max_batch_tokens)
     if max_sequences < config.max_sequences:
         log.warning("only %d sequences run at once: each needs a token of the step's budget", max_sequences)
-    kv_type: KVType = "f32" if config.kv_dtype == "f32" else "bf16"
     return LoadSpec(
         record=model.step,
         weights=model.weights,
         groups=model.config.groups,
         vocab_size=model.config.vocab_size,
-        kv_type=kv_type,
+        kv_type=kv_type_named(config.kv_dtype),
         num_blocks=(2,) * len(model.config.groups),
         max_tokens=config.max_batch_tokens,
         max_sequences=max_sequences,

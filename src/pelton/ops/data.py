@@ -6,11 +6,12 @@ They stand beside the vocabulary, below models and backends, which may not see e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from pelton.errors import ConfigError
 from pelton.formats.quants import WeightType
 
 BLOCK_TOKENS = 32
@@ -18,10 +19,18 @@ BLOCK_TOKENS = 32
 NULL_BLOCK = 0
 """Block 0 is never handed out: table entries of blocks that were given back point to it."""
 
-KVType = Literal["f32", "bf16"]
+KVType = Literal["f32", "bf16", "f16"]
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
+
+
+def kv_type_named(name: str) -> KVType:
+    """Raises ConfigError where there is none of that name."""
+    for kv_type in get_args(KVType):
+        if kv_type == name:
+            return cast(KVType, kv_type)
+    raise ConfigError(f"kv_dtype is {name!r}; there are: {', '.join(get_args(KVType))}", param="kv_dtype")
 
 
 @dataclass(frozen=True)

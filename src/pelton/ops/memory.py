@@ -14,11 +14,19 @@ from pelton.ops.data import BLOCK_TOKENS, I32, CacheGroup, KVType
 Floats = npt.NDArray[np.floating[Any]]
 
 
+LARGEST: dict[KVType, float] = {"f32": 3.38953139e38, "bf16": 3.38953139e38, "f16": 65504.0}
+"""What is larger is stored as this, so that all that is stored is finite: bf16's largest, or the largest half."""
+
+
 def round_kv(x: Floats, kv_type: KVType) -> Floats:
-    """The nearest values that the cache type can hold, in x's own dtype."""
-    if kv_type == "f32":
-        return x.astype(np.float32).astype(x.dtype)
-    return bf16_to_f32(f32_to_bf16(x)).astype(x.dtype)
+    """The nearest values that the cache type can hold, ties to even, in x's own dtype; NaN becomes 0."""
+    largest = np.float32(LARGEST[kv_type])
+    finite = np.clip(np.where(np.isnan(x), 0, x).astype(np.float32), -largest, largest)
+    if kv_type == "bf16":
+        finite = bf16_to_f32(f32_to_bf16(finite))
+    elif kv_type == "f16":
+        finite = finite.astype(np.float16)
+    return finite.astype(x.dtype)
 
 
 class Memory:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pelton import _core
 from pelton.backends.base import OpTime, StepProfile
 from pelton.backends.cpu.packing import Layout
 from pelton.backends.cpu.plan import Step, present
 from pelton.backends.cpu.planner import Phase, Program
-from pelton.ops.data import I32, Batch, KVType, Weight
+from pelton.ops.data import BLOCK_TOKENS, I32, Batch, KVType, Weight
 from pelton.ops.spec import AttendSpec, R, T
 
 WORKS = ("decode", "prompt")
@@ -44,7 +45,7 @@ class Profile:
     def __init__(self, program: Program, weights: Mapping[str, Weight], layout: Layout, kv_type: KVType) -> None:
         self._weights = weights
         self._layout = layout
-        self._kv_bytes = 4 if kv_type == "f32" else 2
+        self._kv_type = kv_type
         self._windows: set[int | None] = set()
         self._ops = [self._of_phase(phase) for phase in program.phases]
         head = [] if program.head is None else [program.head]
@@ -80,7 +81,14 @@ class Profile:
         return _Op(
             f"attend {spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}{window}",
             _pairs(spec.window),
-            bytes_per_unit=spec.num_kv_heads * width * self._kv_bytes,
+            bytes_per_unit=_core.kv_block_bytes(
+                num_layers=1,
+                num_kv_heads=spec.num_kv_heads,
+                head_dim=spec.head_dim,
+                value_dim=spec.value_dim,
+                type=self._kv_type,
+            )
+            // BLOCK_TOKENS,
             operations_per_unit=2 * spec.num_heads * width,
             reads=_keys(spec.window),
         )
