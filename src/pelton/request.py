@@ -128,6 +128,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that the request may take in all; None: the server's setting."""
     queue_timeout: float | None = None
     """Seconds that it may wait for its turn; None: the server's setting."""
+    cache_salt: str = ""
+    """Only requests of the same salt share what is cached of their prompts."""
     echo: bool = False
     """Is the prompt part of the answer?"""
 
@@ -150,6 +152,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     grammar: Grammar | None = None
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
+    pin_ttl: float = 0.0
+    """Seconds from its end for which what its prompt has in KV memory stays there; 0: it is cached like any. Only with
+    `max_tokens` 0."""
     priority: int = 0
     """The lower, the sooner."""
     tenant: str = ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ import msgspec
 from pelton.best_of import best_of
 from pelton.checks import check_ids, check_range, check_sampling
 from pelton.engine.client import error_of
-from pelton.engine.protocol import EngineInfo, Vocabulary
+from pelton.engine.protocol import Counters, EngineInfo, PinInfo, Vocabulary
 from pelton.errors import ContextLengthExceeded, InternalError, InvalidRequest
 from pelton.request import (
     Accepted,
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 
 MAX_PRIORITY = 1 << 31
 MIN_TIMEOUT = 0.001
+MIN_TTL, MAX_TTL = 1, 7 * 24 * 3600
+"""Seconds that a prompt may be pinned."""
 MAX_GRAMMAR = 128 << 10
 """Characters of a schema or a grammar: what is longer takes seconds to compile, and longer masks."""
 
@@ -70,6 +73,15 @@ class Engine(Protocol):
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one of its choices."""
+        ...
+
+    @property
+    def counters(self) -> Counters:
+        """What was done so far, and what is held now."""
+        ...
+
+    def unpin(self, request_id: str) -> None:
+        """Pin the prompt of that request no longer."""
         ...
 
     @property
@@ -161,6 +173,7 @@ class Service:
             tenant=request.user or "",
             timeout=request.timeout,
             queue_timeout=request.queue_timeout,
+            cache_salt=request.cache_salt,
             grammar=request.grammar,
         )
         prompt = AskedPrompt(self.tokenizer, request, engine_request)
@@ -170,6 +183,34 @@ class Service:
             events = best_of(events, sampling.n, made, answer.logprob)
         await anext(events)  # The acceptance. From here on, closing `events` aborts the request.
         return events
+
+    async def pin(self, request: Request, ttl: float) -> None:
+        """Compute a request's prompt where it is not cached, and keep it in KV memory for so many seconds, under the
+        request's id. Raises what is wrong with it, or that there is no room for it."""
+        check_range("ttl", ttl, MIN_TTL, MAX_TTL)
+        prompt_ids = await self.encode(request)
+        if len(prompt_ids) >= self.context:
+            raise self._too_long(len(prompt_ids), "messages" if request.messages is not None else "prompt")
+        engine_request = EngineRequest(
+            id=request.id,
+            prompt_ids=prompt_ids,
+            sampling=SamplingParams(max_tokens=0, seed=0),
+            cache_salt=request.cache_salt,
+            pin_ttl=ttl,
+        )
+        async for event in self.engine.submit(engine_request):
+            if isinstance(event, ErrorEvent):
+                raise error_of(event)
+
+    @property
+    def pins(self) -> list[PinInfo]:
+        """What is pinned now."""
+        now = time.time()
+        return [pin for pin in self.engine.counters.pins if pin.expires_at > now]
+
+    def unpin(self, request_id: str) -> None:
+        """Pin the prompt of that request no longer."""
+        self.engine.unpin(request_id)
 
     async def _prepare_grammar(self, grammar: Grammar) -> None:
         if len(grammar.text) > MAX_GRAMMAR:

@@ -66,7 +66,7 @@ def test_chat(client, service):
         logit_bias={"5": -100},
         extra_body={"top_k": 4, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 2, "stop_token_ids": [9],
                     "ignore_eos": True, "skip_special_tokens": False, "priority": -3, "timeout": 60,
-                    "queue_timeout": 2.5},
+                    "queue_timeout": 2.5, "cache_salt": "mine"},
         user="ada",
     )  # fmt: skip
     assert answer.choices[0].message.content == "Hello 🦙"
@@ -85,6 +85,7 @@ def test_chat(client, service):
     assert sampling.skip_special_tokens is False
     request = service.requests[0]
     assert (request.priority, request.user, request.timeout, request.queue_timeout) == (-3, "ada", 60, 2.5)
+    assert request.cache_salt == "mine"
     assert service.requests[0].messages[1].content == ({"type": "text", "text": "Hi"},)
     assert service.requests[0].messages[2].reasoning_content == "They greet."
 
@@ -223,7 +224,6 @@ def test_models(client):
         ({**CHAT, "messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, 400, "messages"),
         ({**CHAT, "messages": [{"role": "assistant", "audio": {"id": "a"}}]}, 400, "messages"),
         ({**CHAT, "chat_template": "{{ messages }}"}, 400, "chat_template"),
-        ({**CHAT, "cache_salt": "mine"}, 400, "cache_salt"),
         ({**CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
         ({**CHAT, "response_format": {"type": "json_schema"}}, 400, "response_format"),
         ({**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, 400, "response_format"),

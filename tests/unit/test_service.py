@@ -109,11 +109,12 @@ def test_a_plain_answer() -> None:
     assert token_ids(events) == ids("The quick 😀 fox")
 
 
-def test_priority_and_tenant_reach_the_engine() -> None:
+def test_priority_tenant_and_salt_reach_the_engine() -> None:
     engine = ScriptedEngine(saying(ids("x")))
-    answer(engine, request(prompt="hi", priority=-7, user="ada"))
+    answer(engine, request(prompt="hi", priority=-7, user="ada", cache_salt="mine"))
     answer(engine, request(prompt="hi"))
     assert [(sent.priority, sent.tenant) for sent in engine.requests] == [(-7, "ada"), (0, "")]
+    assert [sent.cache_salt for sent in engine.requests] == ["mine", ""]
     with pytest.raises(InvalidRequest, match="priority"):
         answer(engine, request(prompt="hi", priority=1 << 40))
 

@@ -248,7 +248,7 @@ def test_the_same_prefix_is_written_once_and_what_follows_it_by_itself(folder: B
         run(engine, [request("b", [*tokens, *prompt(300, 4)])])
         until(lambda: tier_of(engine).num_written)
         until(lambda: not tier_of(engine)._offers)
-    assert len(files(folder)) == 2
+    assert [file.stat().st_mode & 0o777 for file in files(folder)] == [0o600, 0o600]
     with life(folder) as (engine, _):
         assert cached(run(engine, [request("b", [*tokens, *prompt(300, 4)])]), "b") == 608
 

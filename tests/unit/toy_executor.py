@@ -216,6 +216,7 @@ def request(
     salt: str = "",
     priority: int = 0,
     tenant: str = "",
+    pin_ttl: float = 0,
     **params: object,
 ) -> EngineRequest:
     sampling = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, "seed": 1, **params})  # type: ignore[arg-type]
@@ -227,6 +228,7 @@ def request(
         cache_salt=salt,
         priority=priority,
         tenant=tenant,
+        pin_ttl=pin_ttl,
     )
 
 
@@ -270,5 +272,5 @@ def run(engine: Engine, requests: Sequence[EngineRequest] = (), transcript: Tran
         engine.check()
     for events in transcript.events.values():
         assert isinstance(events[-1], Done | ErrorEvent)
-    assert engine.counters.kv_blocks_used == 0
+    assert engine.counters.kv_blocks_used == 0 or engine.counters.pins
     return transcript

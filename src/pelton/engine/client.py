@@ -18,7 +18,7 @@ import msgspec
 from pelton import errors
 from pelton.config import EngineConfig
 from pelton.engine.link import LocalLink, ProcessLink, error_from
-from pelton.engine.protocol import Abort, Counters, EngineInfo, Events, Identified, Start, ToEngine, Vocabulary
+from pelton.engine.protocol import Abort, Counters, EngineInfo, Events, Identified, Start, ToEngine, Unpin, Vocabulary
 from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.digest import FileDigest
 from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Event, Finish
@@ -139,6 +139,13 @@ class EngineClient:
         if self._link is not None and request_id in self._streams:
             self._link.send(Abort(request_id, choice))
 
+    def unpin(self, request_id: str) -> None:
+        """Pin the prompt of that request no longer."""
+        left = tuple(pin for pin in self.counters.pins if pin.id != request_id)
+        self.counters = msgspec.structs.replace(self.counters, pins=left)
+        if self._link is not None:
+            self._link.send(Unpin(request_id))
+
     async def close(self) -> None:
         """End the engine. Requests in flight get an `Unavailable` event."""
         if self._supervisor is not None:
@@ -250,6 +257,7 @@ class EngineClient:
                 reason = f"the engine failed: {error}"
             log.error("%s", reason)
             self._ready.clear()
+            self.counters = Counters()
             self._fail_streams("EngineDied", reason)
             await self._link.close()
             if loop.time() - opened > MAX_BACKOFF:

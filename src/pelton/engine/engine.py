@@ -19,6 +19,7 @@ from pelton.engine.constraints import MAX_COMPILING, Grammars, Masks
 from pelton.engine.deadlines import Deadlines
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.pace import Pace, Shape
+from pelton.engine.pins import Pins
 from pelton.engine.processors import Processors
 from pelton.engine.profile import table
 from pelton.engine.protocol import Counters, EngineInfo, Identified, Start, Vocabulary
@@ -105,6 +106,7 @@ class Engine:
         """Beam searches that can go on."""
         self._background: Background | None = None
         self._counters = Counters(kv_blocks_total=sum(pool.num_usable for pool in self.memory.pools))
+        self._pins = Pins(self.memory, self.context)
         self._open_tier()
 
     def _new_tier(self, folder: BoundedFolder) -> DiskTier:
@@ -126,10 +128,7 @@ class Engine:
     def step(self) -> list[Event]:
         """One step of everything that runs. The events are also those of submissions and aborts since the last."""
         now = self._clock()
-        for group, error in self._deadlines.expired(self._groups, now):
-            self._fail_group(group, error)
-        self._take_compiled()
-        self.scheduler.take_fetched()
+        self._take_news(now)
         work = self.scheduler.schedule()
         if work.chunks:
             shape = work.shape
@@ -144,6 +143,14 @@ class Engine:
             self._counters.steps += 1
             self._observe(shape, now)
         return self._take_events()
+
+    def _take_news(self, now: float) -> None:
+        """What is due, and what has become ready beside the steps."""
+        for group, error in self._deadlines.expired(self._groups, now):
+            self._fail_group(group, error)
+        self._pins.expire(now)
+        self._take_compiled()
+        self.scheduler.take_fetched()
 
     def _draw(self, pending: Pending, rows: list[Row], masks: Future[Masks] | None, work: Work) -> None:
         job = self._processors.job(rows)
@@ -165,7 +172,13 @@ class Engine:
     def has_work(self) -> bool:
         """Would `step` do anything?"""
         is_fetched = self._tier is not None and self._tier.is_ready
-        return self.scheduler.has_work or bool(self._events) or self._grammars.is_ready or is_fetched
+        return (
+            self.scheduler.has_work
+            or bool(self._events)
+            or self._grammars.is_ready
+            or is_fetched
+            or self._pins.is_due(self._clock())
+        )
 
     @property
     def info(self) -> EngineInfo:
@@ -196,6 +209,7 @@ class Engine:
         counters.drafted = self.scheduler.num_drafted
         counters.accepted = self.scheduler.num_accepted
         counters.kv_blocks_used = sum(pool.num_used for pool in self.memory.pools)
+        counters.pins = self._pins.infos
         return counters
 
     def submit(self, request: EngineRequest) -> None:
@@ -244,7 +258,7 @@ class Engine:
     def _check(self, request: EngineRequest) -> None:
         """What the engine itself rests on. Ranges of parameters were checked before."""
         sampling, vocab_size = request.sampling, self.runner.vocab_size
-        if request.id in self._groups:
+        if request.id in self._groups or request.id in self._pins:
             raise InvalidRequest(f"a request with id {request.id!r} is in flight", param="id")
         if not request.prompt_ids:
             raise InvalidRequest("the prompt has no tokens", param="prompt")
@@ -273,6 +287,8 @@ class Engine:
                 f"exceeds the context of {self.context} tokens",
                 param="max_tokens" if len(request.prompt_ids) < self.context else "prompt",
             )
+        if request.pin_ttl:
+            self._pins.check(len(request.prompt_ids))
         if self.scheduler.is_full(len(request.prompt_ids)):
             waiting = self.scheduler.waiting
             raise Overloaded(
@@ -306,6 +322,10 @@ class Engine:
                 self._counters.aborted += 1
                 self._finish(sequence, "abort")
 
+    def unpin(self, request_id: str) -> None:
+        """Pin the prompt of that request no longer."""
+        self._pins.drop(request_id)
+
     def advance(self) -> list[Event]:
         """`step`, but an exception in it ends the requests in flight and only them. Raises `InternalError` where
         there is no sound state to go on from."""
@@ -318,6 +338,7 @@ class Engine:
         log.error("a step failed", exc_info=error)
         for group in list(self._groups.values()):
             self._fail_group(group, InternalError(f"the step of this request failed: {error}"))
+        self._pins.clear()
         self.memory.clear_cache()  # blocks of the failed step may hold anything
         self.check()
         return self._take_events()
@@ -360,7 +381,7 @@ class Engine:
             if offset > kept or sequence.state == "finished":  # another choice of its request could not draw
                 continue
             if target < 0 and sequence.num_prompt == sequence.max_length:  # it is not to draw at all
-                self._finish(sequence, "length")
+                self._end_prompt(sequence)
                 continue
             if errors[row]:
                 self._fail_group(group, _draw_error(errors[row]))
@@ -393,6 +414,16 @@ class Engine:
                 self._finish(sequence, "stop")
             elif offset == kept and len(sequence.tokens) == sequence.max_length:
                 self._finish(sequence, "length")
+
+    def _end_prompt(self, sequence: Sequence) -> None:
+        """All that was asked for is a prompt, which is in memory now."""
+        if sequence.group.request.pin_ttl:
+            try:
+                self._pins.add(sequence, self._clock())
+            except PeltonError as error:  # others have been pinned meanwhile
+                self._fail_group(sequence.group, error)
+                return
+        self._finish(sequence, "length")
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None, logprob: float | None = None

@@ -93,6 +93,7 @@ class KVMemory:
         self._block_bytes = block_bytes or (0,) * len(windows)
         self._host_bytes = self._host_free = host_bytes
         self.fetches: list[Fetch] = []
+        self._pinned: list[tuple[array[int], ...]] = []
         self.moves: list[Move] = []
         """What the next step makes, in order, before it writes anything."""
 
@@ -235,6 +236,27 @@ class KVMemory:
                 break
         self._give_all(fetch.tables)
 
+    def pin(self, node: Node | None) -> tuple[array[int], ...]:
+        """Hold what a sequence that begins with a path of the tree needs of it, until `unpin`."""
+        path: list[Node] = []
+        while node is not None and node.parent is not None:
+            path.append(node)
+            node = node.parent
+        path.reverse()
+        tables = tuple(array("i", [NULL_BLOCK] * len(path)) for _ in self.windows)
+        for group, (pool, table, window) in enumerate(zip(self.pools, tables, self.windows, strict=True)):
+            for index in range(0 if window is None else first_seen(len(path) * BLOCK_TOKENS, window), len(path)):
+                if (block := path[index].blocks[group]) != NULL_BLOCK:
+                    pool.take(block)
+                    table[index] = block
+        self._pinned.append(tables)
+        return tables
+
+    def unpin(self, tables: tuple[array[int], ...]) -> None:
+        """Give back what `pin` gave."""
+        self._pinned = [each for each in self._pinned if each is not tables]
+        self._give_all(tables)
+
     def _copy_tail(self, sequence: Sequence, sources: tuple[int, ...], num_tokens: int) -> None:
         """Append a block to each table that begins like its source. The source may be evicted for it, or even be
         the block that is given out: its slots stay as they are until the next step has made its copies."""
@@ -350,8 +372,8 @@ class KVMemory:
                 if any(table[:first]) or not all(table[first:]):
                     raise InternalError(f"kv memory: group {group}: a table has a hole or holds what has passed")
                 holders.update(table[first:])
-            for fetch in self.fetches:
-                holders.update(filter(None, fetch.tables[group]))
+            for tables in (*(fetch.tables for fetch in self.fetches), *self._pinned):
+                holders.update(filter(None, tables[group]))
             pool.check(dict(holders), self.cache.retained(group))
         if self._host_free + sum(s.saved.num_bytes for s in sequences if s.saved is not None) != self._host_bytes:
             raise InternalError("kv memory: host memory is lost or counted twice")

@@ -26,6 +26,7 @@ from pelton.engine.protocol import (
     Start,
     Stop,
     ToEngine,
+    Unpin,
     Vocabulary,
     framed,
 )
@@ -213,6 +214,8 @@ class LocalLink:
                 self._engine.learn(message)
             case Abort(request_id=request_id, choice=choice):
                 self._engine.abort(request_id, choice)
+            case Unpin(request_id=request_id):
+                self._engine.unpin(request_id)
         self._wake.set()
 
     async def receive(self) -> Events | Identified:

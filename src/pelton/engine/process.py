@@ -30,6 +30,7 @@ from pelton.engine.protocol import (
     Start,
     Stop,
     ToEngine,
+    Unpin,
     Vocabulary,
     framed,
 )
@@ -101,7 +102,7 @@ class Peer:
                     self._unsent += alive
                     self._flush()
 
-    def receive(self, timeout: int | None) -> Start | Vocabulary | EngineRequest | Abort | Stop | None:
+    def receive(self, timeout: int | None) -> Start | Vocabulary | EngineRequest | Abort | Unpin | Stop | None:
         """The next message; None if none comes within so many milliseconds (None: however long it takes), or when
         woken."""
         message = self._next()
@@ -129,7 +130,7 @@ class Peer:
         self._received += data
         return bool(data)
 
-    def _next(self) -> Start | Vocabulary | EngineRequest | Abort | Stop | None:
+    def _next(self) -> Start | Vocabulary | EngineRequest | Abort | Unpin | Stop | None:
         """The first of the messages that are here in full."""
         end = LENGTH_BYTES + int.from_bytes(self._received[:LENGTH_BYTES], "little")
         if len(self._received) < max(end, LENGTH_BYTES + 1):
@@ -163,6 +164,8 @@ def serve(engine: Engine, peer: Peer) -> None:
                     engine.learn(message)
                 case Abort(request_id=request_id, choice=choice):
                     engine.abort(request_id, choice)
+                case Unpin(request_id=request_id):
+                    engine.unpin(request_id)
                 case _:
                     return
             message = peer.receive(0)

@@ -44,6 +44,12 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     choice: int | None = None
 
 
+class Unpin(msgspec.Struct, frozen=True, tag="unpin"):
+    """Pin a prompt no longer. Unknown ids are ignored."""
+
+    request_id: str
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """End the process. Requests in flight are not waited for."""
 
@@ -56,7 +62,7 @@ def framed(body: bytes) -> bytes:
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
 
-ToEngine = Start | Vocabulary | EngineRequest | Abort | Stop
+ToEngine = Start | Vocabulary | EngineRequest | Abort | Unpin | Stop
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +81,17 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     kv_bytes: int
     arena_bytes: int
+
+
+class PinInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A prefix that stays in KV memory. Times are seconds since 1970."""
+
+    id: str
+    """Of the request that asked for it."""
+    num_tokens: int
+    """Those of its prompt that are pinned: the ones that fill blocks."""
+    created_at: float
+    expires_at: float
 
 
 class Counters(msgspec.Struct, kw_only=True):
@@ -101,6 +118,7 @@ class Counters(msgspec.Struct, kw_only=True):
     num_waiting: int = 0
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
+    pins: tuple[PinInfo, ...] = ()
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

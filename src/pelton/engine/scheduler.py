@@ -329,7 +329,8 @@ class Scheduler:
         """Have a prompt that is complete kept on disk."""
         if self.tier is not None and sequence.node is not None:
             tokens = sequence.tokens[: sequence.node.depth * BLOCK_TOKENS]
-            self.tier.offer(namespace_of(sequence), tokens, sequence.node, sequence.num_cached // BLOCK_TOKENS)
+            num_shared = sequence.node.depth if sequence.group.request.pin_ttl else sequence.num_cached // BLOCK_TOKENS
+            self.tier.offer(namespace_of(sequence), tokens, sequence.node, num_shared)
 
     def _fork(self, sequence: Sequence) -> None:
         children, sequence.children = sequence.children, []

@@ -27,6 +27,8 @@ SPARE_DISK = 1 << 30
 
 Kind = Literal["packed", "prefix"]
 _WHAT: dict[Kind, str] = {"packed": "packed weights", "prefix": "cached prefixes"}
+_MODE: dict[Kind, int] = {"packed": 0o644, "prefix": 0o600}
+"""Prefixes hold what was asked: nobody else is to read them."""
 
 
 class BoundedFolder(msgspec.Struct, frozen=True):
@@ -101,7 +103,7 @@ class BoundedFolder(msgspec.Struct, frozen=True):
     def _partial(self, name: str) -> Iterator[BinaryIO | None]:
         """The unfinished file, empty, its lock held; None where another process holds it."""
         path = self._partial_path(name)
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "wb") as file:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, _MODE[self.kind]), "wb") as file:
             if not _lock(file, path):
                 yield None
                 return

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from pelton.config import ServerConfig
 from pelton.errors import ConfigError, InternalError, InvalidRequest, PeltonError
 from pelton.pool import Pool
-from pelton.server import openai
+from pelton.server import openai, prefix_cache
 from pelton.server.guard import Guard
 from pelton.server.openai_reply import error_body
 from pelton.server.wire import JSON
@@ -47,7 +47,7 @@ def build(pool: Pool, config: ServerConfig) -> Guard:
         return JSON({"status": "ok"})
 
     app = Starlette(
-        routes=[Route("/health", health, methods=["GET"]), *openai.routes(pool)],
+        routes=[Route("/health", health, methods=["GET"]), *openai.routes(pool), *prefix_cache.routes(pool)],
         exception_handlers={PeltonError: _on_error, HTTPException: _on_http, Exception: _on_bug},
     )
     guard = Guard(app, max_body=config.max_body, write_error=_write_error)

@@ -31,7 +31,7 @@ def routes(pool: Pool) -> list[Route]:
         request = Request(
             id=f"chatcmpl-{secrets.token_hex(12)}",
             model=body.model,
-            messages=tuple(_message(i, message) for i, message in enumerate(body.messages)),
+            messages=tuple(message(i, each) for i, each in enumerate(body.messages)),
             sampling=_chat_sampling(body),
             add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
             continue_final_message=continues,
@@ -39,6 +39,7 @@ def routes(pool: Pool) -> list[Route]:
             priority=body.priority or 0,
             timeout=body.timeout,
             queue_timeout=body.queue_timeout,
+            cache_salt=body.cache_salt or "",
             grammar=_grammar(body.response_format),
             user=body.user,
         )
@@ -59,6 +60,7 @@ def routes(pool: Pool) -> list[Route]:
             priority=body.priority or 0,
             timeout=body.timeout,
             queue_timeout=body.queue_timeout,
+            cache_salt=body.cache_salt or "",
             grammar=_grammar(body.response_format),
             user=body.user,
         )
@@ -82,18 +84,19 @@ def routes(pool: Pool) -> list[Route]:
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
-def _message(index: int, message: wire.WireMessage) -> Message:
+def message(index: int, given: wire.WireMessage) -> Message:
+    """One entry of `messages`."""
     for name in ("function_call", "audio"):
-        if getattr(message, name) is not None:
+        if getattr(given, name) is not None:
             raise InvalidRequest(f"messages[{index}].{name} is not supported by this server", param="messages")
-    content = tuple(message.content) if isinstance(message.content, list) else message.content
+    content = tuple(given.content) if isinstance(given.content, list) else given.content
     return Message(
-        role=message.role,
+        role=given.role,
         content=content,
-        name=message.name,
-        tool_calls=None if message.tool_calls is None else tuple(message.tool_calls),
-        tool_call_id=message.tool_call_id,
-        reasoning_content=message.reasoning_content,
+        name=given.name,
+        tool_calls=None if given.tool_calls is None else tuple(given.tool_calls),
+        tool_call_id=given.tool_call_id,
+        reasoning_content=given.reasoning_content,
     )
 
 

@@ -73,6 +73,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    cache_salt: str | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     # Pelton's; vLLM's has other items
@@ -151,7 +152,6 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "structured_outputs": _NOTHING,
     "prompt_embeds": _NOTHING,
     "truncate_prompt_tokens": _NOTHING,
-    "cache_salt": _NOTHING,
     "chat_template": _NOTHING,
     "documents": _NOTHING,
 }

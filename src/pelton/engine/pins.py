@@ -1,0 +1,106 @@
+"""Prefixes that stay in KV memory, whatever else is asked for, until their time is over."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from dataclasses import dataclass
+
+from pelton.engine.budget import peak_blocks
+from pelton.engine.kv_memory import KVMemory
+from pelton.engine.prefix_cache import first_seen
+from pelton.engine.protocol import PinInfo
+from pelton.engine.sequence import Sequence
+from pelton.errors import InvalidRequest, Overloaded
+from pelton.ops.data import BLOCK_TOKENS, NULL_BLOCK
+
+SHARE = 2
+"""Pinned prefixes take this part of KV memory at the most, and never so much that one context has no room beside."""
+
+
+@dataclass(frozen=True)
+class _Pin:
+    info: PinInfo
+    end: float
+    """On the engine's clock."""
+    tables: tuple[array[int], ...]
+
+
+class Pins:
+    """The pinned prefixes of one engine by the ids of the requests that asked for them. A prefix is pinned as far as it
+    fills blocks. `context`: tokens that a sequence may hold."""
+
+    def __init__(self, memory: KVMemory, context: int) -> None:
+        self._memory = memory
+        self._pins: dict[str, _Pin] = {}
+        self._limits = tuple(
+            min(pool.num_usable // SHARE, pool.num_usable - peak_blocks(context + 1, window, memory.max_chunk))
+            for pool, window in zip(memory.pools, memory.windows, strict=True)
+        )
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._pins
+
+    @property
+    def infos(self) -> tuple[PinInfo, ...]:
+        """What is pinned."""
+        return tuple(pin.info for pin in self._pins.values())
+
+    def check(self, num_tokens: int) -> None:
+        """Raise unless a prefix of so many tokens can be pinned now."""
+        if not self._memory.is_caching:
+            raise InvalidRequest("there is no prefix cache here to pin anything in")
+        if num_tokens < BLOCK_TOKENS:
+            raise InvalidRequest(
+                f"the prefix has {num_tokens} tokens; {BLOCK_TOKENS} are the least to pin", param="prompt"
+            )
+        for group, window in enumerate(self._memory.windows):
+            needed = num_tokens // BLOCK_TOKENS
+            if window is not None:
+                needed -= first_seen(needed * BLOCK_TOKENS, window)
+            held = sum(1 for pin in self._pins.values() for block in pin.tables[group] if block != NULL_BLOCK)
+            if held + needed > self._limits[group]:
+                self._refuse(needed, held, self._limits[group])
+
+    def _refuse(self, needed: int, held: int, limit: int) -> None:
+        message = (
+            f"the prefix takes {needed} blocks of KV memory, but pinned ones may take {max(limit, 0)} in all, "
+            f"of which {held} are taken"
+        )
+        if needed > limit:
+            raise InvalidRequest(f"{message}; start the engine with more KV memory or less context", param="prompt")
+        first = min(pin.info.expires_at for pin in self._pins.values())
+        raise Overloaded(message, retry_after=max(1.0, first - time.time()))
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        """Pin the prompt of a sequence, all of which is in memory. Raises like `check`."""
+        request = sequence.group.request
+        self.check(len(request.prompt_ids))
+        tables = self._memory.pin(sequence.node)
+        created = time.time()
+        info = PinInfo(
+            id=request.id,
+            num_tokens=len(tables[0]) * BLOCK_TOKENS,
+            created_at=created,
+            expires_at=created + request.pin_ttl,
+        )
+        self._pins[request.id] = _Pin(info, now + request.pin_ttl, tables)
+
+    def drop(self, id: str) -> None:
+        """What it pinned is cached like any other from now on. Unknown ids are ignored."""
+        if (pin := self._pins.pop(id, None)) is not None:
+            self._memory.unpin(pin.tables)
+
+    def is_due(self, now: float) -> bool:
+        """Has the time of any ended?"""
+        return any(pin.end <= now for pin in self._pins.values())
+
+    def expire(self, now: float) -> None:
+        """Drop those whose time has ended."""
+        for id in [id for id, pin in self._pins.items() if pin.end <= now]:
+            self.drop(id)
+
+    def clear(self) -> None:
+        """Drop all."""
+        for id in list(self._pins):
+            self.drop(id)

@@ -1,0 +1,118 @@
+"""Pelton's own routes of the prefix cache: pin a prompt's beginning for a time, list what is pinned, let go of it.
+
+POST   /v1/prefix_cache/pins        {model, prompt | messages, ttl, cache_salt?} -> a pin
+GET    /v1/prefix_cache/pins        all pins
+DELETE /v1/prefix_cache/pins/{id}
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from pelton.errors import InvalidRequest
+from pelton.pool import Pool
+from pelton.request import Request
+from pelton.server import openai_types as openai
+from pelton.server.openai import message
+from pelton.server.wire import JSON, read, unless_gone
+
+
+class PinRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to pin, and for how many seconds."""
+
+    model: str
+    ttl: float
+    prompt: str | list[int] | None = None
+    messages: list[openai.WireMessage] | None = None
+    cache_salt: str | None = None
+
+
+class Pin(msgspec.Struct, frozen=True, kw_only=True):
+    """A pin. Times are seconds since 1970; the first `num_tokens` of the prompt are pinned."""
+
+    id: str
+    object: str = "prefix_cache.pin"
+    model: str
+    num_tokens: int
+    created_at: float
+    expires_at: float
+
+
+class PinList(msgspec.Struct, frozen=True, kw_only=True):
+    """All pins."""
+
+    object: str = "list"
+    data: list[Pin]
+
+
+class Unpinned(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to DELETE."""
+
+    id: str
+    object: str = "prefix_cache.pin"
+    deleted: bool = True
+
+
+class PinNotFound(InvalidRequest):
+    """There is no such pin, or not any more."""
+
+    status = 404
+    code = "pin_not_found"
+
+
+def routes(pool: Pool) -> list[Route]:
+    """The routes."""
+
+    async def create(http: HTTPRequest) -> Response:
+        body, unknown = await read(http, PinRequest)
+        if unknown:
+            raise InvalidRequest(f"unknown fields: {', '.join(sorted(unknown))}", param=min(unknown))
+        request = Request(
+            id=f"pin-{secrets.token_hex(12)}",
+            model=body.model,
+            messages=None if body.messages is None else tuple(message(i, each) for i, each in enumerate(body.messages)),
+            prompt=body.prompt if isinstance(body.prompt, str) else None,
+            prompt_ids=tuple(body.prompt) if isinstance(body.prompt, list) else None,
+            add_generation_prompt=False,
+            cache_salt=body.cache_salt or "",
+        )
+        service = await unless_gone(http, pool.get(body.model))
+        await unless_gone(http, service.pin(request, body.ttl))
+        return JSON(next(pin for pin in await pins() if pin.id == request.id))
+
+    async def listing(_: HTTPRequest) -> Response:
+        return JSON(PinList(data=await pins()))
+
+    async def delete(http: HTTPRequest) -> Response:
+        id = http.path_params["id"]
+        for pin in await pins():
+            if pin.id == id:
+                (await pool.get(pin.model)).unpin(id)
+                return JSON(Unpinned(id=id))
+        raise PinNotFound(f"there is no pin {id[:200]!r}, or not any more")
+
+    async def pins() -> list[Pin]:
+        found = []
+        for card in pool.models():
+            for pin in (await pool.get(card.id)).pins:
+                found.append(
+                    Pin(
+                        id=pin.id,
+                        model=card.id,
+                        num_tokens=pin.num_tokens,
+                        created_at=pin.created_at,
+                        expires_at=pin.expires_at,
+                    )
+                )
+        return found
+
+    return [
+        Route("/v1/prefix_cache/pins", create, methods=["POST"]),
+        Route("/v1/prefix_cache/pins", listing, methods=["GET"]),
+        Route("/v1/prefix_cache/pins/{id}", delete, methods=["DELETE"]),
+    ]
