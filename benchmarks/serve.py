@@ -123,6 +123,7 @@ def main() -> None:
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     args, load = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
     pairs = [("pelton", sys.executable), *(peer.split("=", 1) for peer in args.peer)]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped then, too
     servers: list[Server] = []
     try:
         for name, python in pairs:
