@@ -72,14 +72,14 @@ def works(vocab_size: int) -> list[Work]:
     quote = f"Copy the following text word for word.\n{LETTER}"
     questions = [sky, "How do I boil an egg?", "Write a poem about rain.", "What is a prime number?"]
     return [
-        Work("code editing", [rewrite], 300),
-        Work("extraction", [f"List each person's name, e-mail address and department, one a line.\n{LETTER}"], 200),
-        Work("quoting", [quote], 300),
-        Work("chat", [sky], 200),
-        Work("chat, temperature 0.8", [sky], 200, 0.8),
-        Work("random tokens", [[source.randrange(1000, vocab_size) for _ in range(200)]], 150, 1.0),
-        Work("chat, 4 streams", questions, 150),
-        Work("code editing, 4 streams", [rewrite + "\n" * i for i in range(4)], 200),
+        Work("code editing", [rewrite], 200),
+        Work("extraction", [f"List each person's name, e-mail address and department, one a line.\n{LETTER}"], 120),
+        Work("quoting", [quote], 150),
+        Work("chat", [sky], 120),
+        Work("chat, temperature 0.8", [sky], 120, 0.8),
+        Work("random tokens", [[source.randrange(1000, vocab_size) for _ in range(200)]], 120, 1.0),
+        Work("chat, 4 streams", questions, 60),
+        Work("code editing, 4 streams", [rewrite + "\n" * i for i in range(4)], 80),
     ]
 
 

@@ -1,5 +1,5 @@
 """The exactness law, through the whole engine, with `==` on tokens and logprobs:
-alone = batched = chunked = cached = preempted = on any number of threads."""
+alone = batched = chunked = cached = preempted = speculated = on any number of threads."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run(engine: Engine, requests: list[EngineRequest]) -> tuple[dict[str, Answer
 
 
 def alone(path: Path, requests: list[EngineRequest], **settings: object) -> dict[str, Answer]:
-    engine = load(path, **settings)
+    engine = load(path, **{"speculation": "off"} | settings)
     answers: dict[str, Answer] = {}
     for one in requests:
         answers |= run(engine, [one])[0]
@@ -209,6 +209,32 @@ def test_after_a_hit_of_the_whole_prompt(model: Path, expected: dict[str, Answer
     engine.close()
 
 
+def copying(vocab: int) -> list[EngineRequest]:
+    """Requests with the same piece of text again and again, which are likely to go on with it."""
+    rng = random.Random(6)
+    prompt = [rng.randrange(vocab) for _ in range(30)] * 4
+    return [
+        ask("greedy", prompt, max_tokens=60),
+        ask("warm", prompt, max_tokens=50, temperature=0.5, seed=4),
+        ask("choices", prompt, max_tokens=30, n=2, temperature=0.7, top_k=5, seed=2),
+        ask("repetition", prompt, max_tokens=40, repetition_penalty=1.05, presence_penalty=0.1),
+        ask("biased", prompt, max_tokens=30, logit_bias={prompt[5]: -100.0}),
+        ask("stopped", prompt, max_tokens=60, stop_token_ids=(prompt[12],), min_tokens=20),
+        ask("mirostat", prompt, max_tokens=30, mirostat_mode=2, mirostat_tau=2.0, temperature=0.7),
+        ask("dry", prompt, max_tokens=30, dry_multiplier=0.1),
+    ]
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_batch_tokens": 20}, {"threads": 3, "prefix_cache": True}], ids=str)
+def test_speculated(model: Path, settings: dict[str, int]):
+    expected = alone(model, copying(tiny.VOCAB))
+    engine = load(model, **settings)
+    assert run(engine, copying(tiny.VOCAB))[0] == expected
+    answers = {id: answer for one in copying(tiny.VOCAB) for id, answer in run(engine, [one])[0].items()}
+    assert answers == expected
+    engine.close()
+
+
 SMOLLM2_VOCAB = 49152
 
 
@@ -254,4 +280,16 @@ def test_smollm2_long_prompt_mixed_and_cached(smollm2: Path):
     warm, usages = run(engine, [long])
     assert warm == expected
     assert usages["long"].cached_tokens == 599
+    engine.close()
+
+
+def test_smollm2_speculated(smollm2: Path):
+    greedy, *others = [one for one in copying(SMOLLM2_VOCAB) if one.id in ("greedy", "choices", "stopped")]
+    expected = alone(smollm2, [greedy, *others], kv_memory=256 << 20)
+    engine = load(smollm2, kv_memory=256 << 20)
+    assert run(engine, [greedy])[0]["greedy"] == expected["greedy"]
+    assert engine.counters.accepted > 20
+    answers, usages = run(engine, [greedy, *others])
+    assert answers == expected
+    assert usages["greedy"].completion_tokens == 60
     engine.close()
