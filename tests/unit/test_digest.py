@@ -135,14 +135,15 @@ def test_a_pulled_model_brings_its_digest(config: HubConfig) -> None:
     assert len(digests.known(path, config)) == 1
 
 
-def test_a_pulled_models_packed_weights_go_with_it(config: HubConfig) -> None:
+def test_a_pulled_models_packed_weights_and_prefixes_go_with_it(config: HubConfig) -> None:
     store = Store(config)
     parts = put(store, "owner/split", b"one", b"two")
     (single,) = put(store, "owner/single", b"three")
-    packed = config.home / "packed"
-    packed.mkdir()
-    for digest in (of_model(parts), single):
-        (packed / f"{digest}-0123456789abcdef.packed").write_bytes(b"packed")
-    assert store.packed.model_bytes(of_model(parts)) == 6
+    for folder, kind in (("packed", "packed"), ("prefixes", "prefix")):
+        (config.home / folder).mkdir()
+        for digest in (of_model(parts), single):
+            (config.home / folder / f"{digest}-0123456789abcdef.{kind}").write_bytes(b"packed")
+    assert store.packed.model_bytes(of_model(parts)) == store.prefixes.model_bytes(of_model(parts)) == 6
     store.remove("owner/split")
-    assert [path.name[:64] for path in packed.iterdir()] == [single]
+    for folder in ("packed", "prefixes"):
+        assert [path.name[:64] for path in (config.home / folder).iterdir()] == [single]

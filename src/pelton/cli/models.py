@@ -52,6 +52,9 @@ def list_models() -> None:
     if packed := store.packed.num_bytes:
         limit = size_text(store.packed.limit)
         click.echo(f"{size_text(packed)} of packed weights, of at most {limit}, are in {store.packed.folder}")
+    if prefixes := store.prefixes.num_bytes:
+        limit = size_text(store.prefixes.limit)
+        click.echo(f"{size_text(prefixes)} of cached prefixes, of at most {limit}, are in {store.prefixes.folder}")
 
 
 def show(name: str) -> None:
