@@ -4,6 +4,7 @@ alone = batched = chunked = cached = preempted = speculated = on any number of t
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from pelton.engine import engine as engines
 from pelton.engine.engine import Engine
 from pelton.engine.protocol import Start
 from pelton.errors import InsufficientMemory
+from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.quants import WeightType
 from pelton.request import Done, EngineRequest, Event, Finish, PromptEvent, SamplingParams, TokenEvent, Usage
 from tests.models import convert, tiny
@@ -50,7 +52,7 @@ def run(engine: Engine, requests: list[EngineRequest]) -> tuple[dict[str, Answer
     told: dict[str, list[Event]] = {one.id: [] for one in requests}
     for one in requests:
         engine.submit(one)
-    while engine.has_work:
+    while engine.has_work or engine.counters.num_waiting:
         for event in engine.step():
             told[event.request_id].append(event)
         engine.check()
@@ -232,6 +234,28 @@ def test_speculated(model: Path, settings: dict[str, int]):
     assert run(engine, copying(tiny.VOCAB))[0] == expected
     answers = {id: answer for one in copying(tiny.VOCAB) for id, answer in run(engine, [one])[0].items()}
     assert answers == expected
+    engine.close()
+
+
+def test_from_disk_in_another_life(model: Path, expected: dict[str, Answer], tmp_path: Path):
+    folder = BoundedFolder(str(tmp_path), 10**9, "prefix")
+
+    def live() -> tuple[Engine, dict[str, Answer], dict[str, Usage]]:
+        engine = engines.load(Start(str(model), EngineConfig(kv_memory=MEMORY, threads=2), prefixes=folder))
+        engine.runner.digest = "the model's"
+        engine._open_tier()
+        return engine, *run(engine, mix(tiny.VOCAB))
+
+    engine, answers, _ = live()
+    assert answers == expected
+    deadline = time.monotonic() + 20
+    while len(folder.names("")) < 2:  # of the two long prompts
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    engine.close()
+    engine, answers, usages = live()
+    assert answers == expected
+    assert (usages["long"].cached_tokens, usages["long seeded"].cached_tokens) == (576, 512)
     engine.close()
 
 
