@@ -1,4 +1,5 @@
 import json
+import threading
 import time
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -201,3 +202,26 @@ def test_grammars_are_kept_and_a_new_vocabulary_makes_them_anew():
         assert allowed(grammars, done)[0] == {257}
     finally:
         grammars.close()
+
+
+def test_what_nobody_waits_for_is_not_compiled():
+    grammars = Grammars(VOCAB)
+    grammars.learn(Vocabulary(TOKENS, control_ids=[256, 257, 258], end_ids=[256, 257]))
+    begun, go_on = threading.Event(), threading.Event()
+    compiled: list[str] = []
+
+    def compile(grammar: Grammar) -> None:
+        begun.set()
+        go_on.wait(30)
+        compiled.append(grammar.text)
+
+    grammars._compile = compile  # type: ignore[assignment, method-assign]
+    for name in ("first", "left", "last"):
+        grammars.compile(name, Grammar(kind="regex", text=name, param="response_format"))
+    assert begun.wait(30)
+    grammars.forget("left")
+    go_on.set()
+    while len(grammars.take()) < 2 and grammars.num_compiling:
+        time.sleep(0.001)
+    assert compiled == ["first", "last"]
+    grammars.close()

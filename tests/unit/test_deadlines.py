@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from pelton.engine.deadlines import SLACK
 from pelton.engine.pace import Shape
 from pelton.request import Done, EngineRequest, ErrorEvent, TokenEvent
 from tests.unit.toy_executor import Transcript, make_engine, prompt, request, run
@@ -76,6 +77,41 @@ def test_a_limit_of_one_that_has_ended_does_not_end_the_next_of_its_name(clock):
     engine.submit(limited("a", max_tokens=2))
     clock.now += 2
     assert any(isinstance(event, TokenEvent) for event in engine.step())
+
+
+def test_requests_that_have_ended_are_forgotten_before_their_limits(clock):
+    engine, _ = make_engine(clock=clock, max_queue=1000)
+    run(engine, [limited("stays", max_tokens=2, timeout=1e9)])
+    engine.submit(limited("a", max_tokens=2000, timeout=50.0))
+    for i in range(2 * SLACK):
+        engine.submit(limited(str(i), max_tokens=1, timeout=1e9))
+        engine.abort(str(i))
+        engine.step()
+    assert len(engine._deadlines) <= SLACK + 8
+    clock.now += 60
+    assert [event.kind for event in engine.step() if isinstance(event, ErrorEvent)] == ["TimedOut"]
+
+
+def test_a_pause_is_no_part_of_a_step(clock):
+    class Ticking(Clock):
+        def __call__(self) -> float:
+            self.now += 0.01
+            return self.now
+
+    ticking = Ticking()
+    engine, _ = make_engine(clock=ticking)
+    engine.submit(limited("a"))
+    for _ in range(20):
+        engine.step()
+    known = engine.pace.prices
+    for _ in range(10):
+        engine.abort("a")
+        while engine.has_work:
+            engine.step()
+        ticking.now += 3600
+        engine.submit(limited("a"))
+        engine.step()
+    assert engine.pace.prices.step < 2 * known.step
 
 
 def test_a_full_queue_says_when_to_come_back(clock):

@@ -109,6 +109,7 @@ def test_an_error_ends_its_own_request_alone(fault):
     [
         ("unknown", "InvalidRequest", "no logits processor 'unknown'; installed: broken, multiples"),
         (ProcessorCall(name="multiples", args={"of": 0}), "InvalidRequest", "multiples': of must be at least 1"),
+        (ProcessorCall(name="multiples", args={"of": "2"}), "InternalError", "'multiples' cannot check its arguments"),
         ("broken", "InternalError", "'broken' cannot be loaded: no such library"),
     ],
 )

@@ -13,7 +13,9 @@ import pytest
 
 from pelton.engine import segments
 from pelton.engine.engine import Engine
-from pelton.engine.tiers import DiskTier, WriteBudget
+from pelton.engine.kv_memory import Fetch
+from pelton.engine.pace import Pace, Prices
+from pelton.engine.tiers import DiskTier, Place, WriteBudget
 from pelton.formats import bounded_folder
 from pelton.formats.bounded_folder import BoundedFolder
 from pelton.ops.data import BLOCK_TOKENS
@@ -75,7 +77,7 @@ def test_a_second_life_has_what_the_first_one_computed(folder: BoundedFolder, wi
     tokens = prompt(330)
     fresh = keep(folder, tokens, windows=windows)
     assert cached(fresh) == 0
-    with life(folder, windows=windows) as (engine, executor):
+    with life(folder, windows=windows, speculation="off") as (engine, executor):
         again = run(engine, [request("a", tokens)])
         assert cached(again) == 320
         assert sum(len(step.ids) for step in executor.steps) < 60  # drafts included
@@ -226,6 +228,30 @@ def test_under_pressure_answers_are_those_of_an_engine_without(folder: BoundedFo
         for one in asked:
             assert transcript.answers(one.id) == alone.answers(one.id)
     assert total > 0
+
+
+def test_what_is_copied_out_is_copied_before_the_disk_writes_there(folder: BoundedFolder):
+    tokens = prompt(330, 7)
+    keep(folder, tokens)
+    displaced = request("displaced", prompt(150, 1), max_tokens=60, priority=1)
+    with life(None, num_blocks=13) as (engine, _):
+        alone = run(engine, [displaced]).answers("displaced")
+    with life(folder, num_blocks=13, swap=10_000, max_sequences=1) as (engine, _):
+        engine.scheduler.pace = Pace(prices=Prices())
+        tier, transcript = tier_of(engine), Transcript()
+
+        def read_at_once(fetch: Fetch, places: list[Place]) -> None:
+            tier._fetched.append((fetch, tier._read(fetch, places)))
+
+        tier.fetch = read_at_once  # type: ignore[method-assign]
+        engine.submit(displaced)
+        for _ in range(20):
+            transcript.add(engine.step())
+        engine.submit(request("a", tokens))
+        run(engine, transcript=transcript)
+        assert cached(transcript) == 320
+        assert engine.counters.swapped == 1
+    assert transcript.answers("displaced") == alone
 
 
 def test_a_folder_that_cannot_be_written_turns_writing_off_with_one_warning(

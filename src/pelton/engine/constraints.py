@@ -124,8 +124,9 @@ class Grammars:
         return [(request_id, _result(self._compiling.pop(request_id))) for request_id in ready]
 
     def forget(self, request_id: str) -> None:
-        """The request has ended."""
-        self._compiling.pop(request_id, None)
+        """The request has ended. What was not begun for it is not compiled."""
+        if (compiling := self._compiling.pop(request_id, None)) is not None:
+            compiling.cancel()
 
     def start_masks(self, rows: Rows[Row]) -> Future[Masks] | None:
         """What may come next by the constraint of each row that has one, in their order. None: no row has."""

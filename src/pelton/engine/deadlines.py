@@ -7,6 +7,10 @@ import heapq
 from pelton.engine.sequence import SequenceGroup
 from pelton.errors import PeltonError, QueueTimeout, TimedOut
 
+SLACK = 256
+"""Deadlines of requests that have ended are dropped before their time where there are more of them than this, and than
+of requests in flight."""
+
 
 class Deadlines:
     """The limits of the requests in flight, on one clock in seconds. The arguments are the limits of requests that
@@ -17,6 +21,9 @@ class Deadlines:
         self._request_timeout = request_timeout
         self._heap: list[tuple[float, int, str, bool]] = []
         """(when, arrival, request id, is it the limit of waiting?), the next one first."""
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     def add(self, group: SequenceGroup, now: float) -> None:
         """A request has come."""
@@ -31,14 +38,22 @@ class Deadlines:
     def expired(self, groups: dict[str, SequenceGroup], now: float) -> list[tuple[SequenceGroup, PeltonError]]:
         """Those of the requests in flight (by id) that must end now, and why."""
         ended: list[tuple[SequenceGroup, PeltonError]] = []
+        if len(self._heap) > 4 * len(groups) + SLACK:
+            self._heap = [each for each in self._heap if _is_open(each[2], each[1], groups)]
+            heapq.heapify(self._heap)
         while self._heap and self._heap[0][0] <= now:
             _, arrival, id, is_queue = heapq.heappop(self._heap)
-            group = groups.get(id)
-            if group is None or group.arrival != arrival or any(group is other for other, _ in ended):
+            if not _is_open(id, arrival, groups) or any(groups[id] is other for other, _ in ended):
                 continue
+            group = groups[id]
             if not is_queue:
                 ended.append((group, TimedOut("the request has taken as long as it may (timeout)", param="timeout")))
             elif not group.has_started:
                 message = "the request has waited as long as it may (queue_timeout); try again later"
                 ended.append((group, QueueTimeout(message, param="queue_timeout")))
         return ended
+
+
+def _is_open(id: str, arrival: int, groups: dict[str, SequenceGroup]) -> bool:
+    """Is that request still in flight? Another one may have its id now."""
+    return id in groups and groups[id].arrival == arrival

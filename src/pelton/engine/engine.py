@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from itertools import chain
 
-from pelton.backends.base import NO_TOKEN, Pending, Sampled
+from pelton.backends.base import Pending, Sampled
 from pelton.config import EngineConfig
 from pelton.engine import batch
 from pelton.engine.background import Background
 from pelton.engine.batch import Row
 from pelton.engine.beam import Candidate, events_of, follow
+from pelton.engine.border import check_request
 from pelton.engine.constraints import MAX_COMPILING, Grammars, Masks
 from pelton.engine.deadlines import Deadlines
 from pelton.engine.kv_memory import KVMemory
+from pelton.engine.outcome import draw_error, error_event, likeliest, prompt_event, token_event
 from pelton.engine.pace import Pace, Shape
 from pelton.engine.pins import Pins
 from pelton.engine.processors import Processors
@@ -29,7 +30,7 @@ from pelton.engine.scheduler import Scheduler, Work
 from pelton.engine.sequence import Sequence, SequenceGroup
 from pelton.engine.speculative import Speculation, count_accepted
 from pelton.engine.tiers import DiskTier
-from pelton.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, PeltonError
+from pelton.errors import InternalError, InvalidRequest, Overloaded, PeltonError
 from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.digest import of_model
 from pelton.request import (
@@ -40,8 +41,6 @@ from pelton.request import (
     Event,
     Finish,
     FinishReason,
-    Logprob,
-    PromptEvent,
     TokenEvent,
     Usage,
 )
@@ -127,21 +126,18 @@ class Engine:
 
     def step(self) -> list[Event]:
         """One step of everything that runs. The events are also those of submissions and aborts since the last."""
-        now = self._clock()
-        self._take_news(now)
+        began = self._clock()
+        self._take_news(began)
         work = self.scheduler.schedule()
+        self.runner.move(work.moves)
+        self.scheduler.start_fetches()
+        shape = work.shape
         if work.chunks:
-            shape = work.shape
             inputs, rows = batch.build(work.chunks, len(self.memory.windows))
             masks = self._grammars.start_masks(rows)
-            pending = self.runner.submit(inputs, work.moves)
-            if rows:
-                self._draw(pending, rows, masks, work)
-            else:
-                pending.wait()
-                self.scheduler.commit(work, {})
-            self._counters.steps += 1
-            self._observe(shape, now)
+            pending = self.runner.submit(inputs)
+            self._draw(pending, rows, masks, work)
+        self._observe(shape, began)
         return self._take_events()
 
     def _take_news(self, now: float) -> None:
@@ -153,6 +149,10 @@ class Engine:
         self.scheduler.take_fetched()
 
     def _draw(self, pending: Pending, rows: list[Row], masks: Future[Masks] | None, work: Work) -> None:
+        if not rows:
+            pending.wait()
+            self.scheduler.commit(work, {})
+            return
         job = self._processors.job(rows)
         sampled = pending.sample(self._sampling.arrays(rows, masks), None if job is None else job.processing)
         accepted = count_accepted(rows, sampled)
@@ -163,10 +163,15 @@ class Engine:
         self._advance_beams()
 
     def _observe(self, shape: Shape, began: float) -> None:
-        """Tell the pace how long a step took, with what lay between it and the one before: a stream waits for both."""
+        """Count a step, and tell the pace how long it took, with what lay between it and the one before: a stream waits
+        for both."""
+        if not shape.num_tokens:
+            self._last_end = None  # nothing ran: what comes next does not follow at once
+            return
         ended = self._clock()
         self.pace.observe(shape, ended - (began if self._last_end is None else self._last_end))
         self._last_end = ended if self.scheduler.has_work else None
+        self._counters.steps += 1
 
     @property
     def has_work(self) -> bool:
@@ -217,7 +222,7 @@ class Engine:
         try:
             self._check(request)
         except PeltonError as error:
-            self._events.append(_error_event(request.id, error))
+            self._events.append(error_event(request.id, error))
             return
         self._num_arrived += 1
         self._counters.requests += 1
@@ -256,37 +261,11 @@ class Engine:
             self._admit(group)
 
     def _check(self, request: EngineRequest) -> None:
-        """What the engine itself rests on. Ranges of parameters were checked before."""
-        sampling, vocab_size = request.sampling, self.runner.vocab_size
+        """Raise what speaks against taking a request now."""
         if request.id in self._groups or request.id in self._pins:
             raise InvalidRequest(f"a request with id {request.id!r} is in flight", param="id")
-        if not request.prompt_ids:
-            raise InvalidRequest("the prompt has no tokens", param="prompt")
-        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocab_size:
-            raise InvalidRequest(f"prompt token ids must be from 0 to {vocab_size - 1}", param="prompt")
-        named: dict[str, Iterable[int]] = {
-            "logit_bias": sampling.logit_bias,
-            "allowed_token_ids": sampling.allowed_token_ids or (),
-            "bad_words": chain.from_iterable(request.bad_words_ids),
-        }
-        for name, ids in named.items():
-            if outside := [id for id in ids if not 0 <= id < vocab_size]:
-                raise InvalidRequest(f"{name} names token {outside[0]}; ids are from 0 to {vocab_size - 1}", param=name)
-        self._processors.check(sampling.logits_processors)
-        if not 1 <= sampling.n <= self.runner.max_sequences:
-            raise InvalidRequest(
-                f"n (or best_of) is {sampling.n}, must be from 1 to {self.runner.max_sequences}", param="n"
-            )
-        if sampling.use_beam_search:
-            self._check_beams(request)
-        if sampling.max_tokens is None or sampling.max_tokens < 0:
-            raise InvalidRequest(f"max_tokens is {sampling.max_tokens}, must be at least 0", param="max_tokens")
-        if len(request.prompt_ids) + sampling.max_tokens > self.context:
-            raise ContextLengthExceeded(
-                f"the prompt has {len(request.prompt_ids)} tokens, which with max_tokens {sampling.max_tokens} "
-                f"exceeds the context of {self.context} tokens",
-                param="max_tokens" if len(request.prompt_ids) < self.context else "prompt",
-            )
+        check_request(request, self.runner.vocab_size, self.runner.max_sequences, self.context)
+        self._processors.check(request.sampling.logits_processors)
         if request.pin_ttl:
             self._pins.check(len(request.prompt_ids))
         if self.scheduler.is_full(len(request.prompt_ids)):
@@ -297,15 +276,6 @@ class Engine:
             )
         if request.grammar is not None and self._grammars.num_compiling >= MAX_COMPILING:
             raise Overloaded(f"{MAX_COMPILING} requests wait for their grammars; try again later")
-
-    def _check_beams(self, request: EngineRequest) -> None:
-        width = request.sampling.beam_width or request.sampling.n
-        num_ends = len({*request.end_ids, *request.sampling.stop_token_ids})
-        most = min(self.runner.max_sequences, self.runner.vocab_size - num_ends)
-        if not request.sampling.n <= width <= most:
-            raise InvalidRequest(
-                f"beam_width is {width}, must be from n, which is {request.sampling.n}, to {most}", param="beam_width"
-            )
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one of its choices, at once; its blocks are free for the next step."""
@@ -336,6 +306,7 @@ class Engine:
 
     def _fail(self, error: Exception) -> list[Event]:
         log.error("a step failed", exc_info=error)
+        self._last_end = None
         for group in list(self._groups.values()):
             self._fail_group(group, InternalError(f"the step of this request failed: {error}"))
         self._pins.clear()
@@ -384,36 +355,38 @@ class Engine:
                 self._end_prompt(sequence)
                 continue
             if errors[row]:
-                self._fail_group(group, _draw_error(errors[row]))
+                self._fail_group(group, draw_error(errors[row]))
                 continue
             if target >= 0:
                 group.num_scored += 1
-                self._events.append(_scored(sequence, target, sampled, row))
-                continue
-            if group.beams is not None:
+                self._events.append(prompt_event(sequence, target, sampled, row))
+            elif group.beams is not None:
                 self._offer(sequence, sampled, row)
-                continue
-            group.num_completion += 1
-            if sequence.constraint is not None:
-                sequence.constraint.accept(token)
-                if (error := sequence.constraint.error) is not None:
-                    self._fail_group(group, error)
-                    continue
-            if token in group.end_ids:
-                logprob = None if group.num_logprobs is None else float(sampled.logprobs[row])
-                self._finish(sequence, "stop", token, logprob)
-                continue
-            if offset == kept:  # those before it are accepted tokens, which it has
-                sequence.tokens.append(token)
-                sequence.mu = mus[row]
-            if group.num_logprobs is None:
-                self._events.append(TokenEvent(group.request.id, sequence.choice, token))
             else:
-                self._events.append(_with_logprobs(sequence, token, sampled, row))
-            if sequence.constraint is not None and sequence.constraint.is_finished:
-                self._finish(sequence, "stop")
-            elif offset == kept and len(sequence.tokens) == sequence.max_length:
-                self._finish(sequence, "length")
+                self._take(sequence, token, sampled, row, mus[row] if offset == kept else None)
+
+    def _take(self, sequence: Sequence, token: int, sampled: Sampled, row: int, mu: float | None) -> None:
+        """A token was drawn. `mu`: mirostat's bound after it; None where the token is an accepted one of the draft,
+        which the sequence has already."""
+        group, constraint = sequence.group, sequence.constraint
+        group.num_completion += 1
+        if constraint is not None:
+            constraint.accept(token)
+            if (error := constraint.error) is not None:
+                self._fail_group(group, error)
+                return
+        if token in group.end_ids:
+            logprob = None if group.num_logprobs is None else float(sampled.logprobs[row])
+            self._finish(sequence, "stop", token, logprob)
+            return
+        if mu is not None:
+            sequence.tokens.append(token)
+            sequence.mu = mu
+        self._events.append(token_event(sequence, token, sampled, row))
+        if constraint is not None and constraint.is_finished:
+            self._finish(sequence, "stop")
+        elif mu is not None and len(sequence.tokens) == sequence.max_length:
+            self._finish(sequence, "length")
 
     def _end_prompt(self, sequence: Sequence) -> None:
         """All that was asked for is a prompt, which is in memory now."""
@@ -448,7 +421,7 @@ class Engine:
         """A slot of a beam search has its candidates; where all have, the search goes on after the step."""
         group, beams = sequence.group, sequence.group.beams
         assert beams is not None
-        top = _top(sampled, row, max(beams.num_candidates, group.request.sampling.logprobs or 0))
+        top = likeliest(sampled, row, max(beams.num_candidates, group.request.sampling.logprobs or 0))
         beams.offer(sequence.choice, [Candidate(each.id, each.logprob) for each in top], top)
         if beams.is_ready:
             self._ready.append(group)
@@ -474,7 +447,7 @@ class Engine:
         for sequence in group.sequences:
             if sequence.state != "finished":
                 self.scheduler.finish(sequence)
-        self._end(group, _error_event(group.request.id, error))
+        self._end(group, error_event(group.request.id, error))
 
     def _end(self, group: SequenceGroup, event: Done | ErrorEvent) -> None:
         self._counters.completion_tokens += group.num_completion
@@ -485,31 +458,3 @@ class Engine:
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
-
-
-def _error_event(id: str, error: PeltonError) -> ErrorEvent:
-    return ErrorEvent(id, type(error).__name__, error.message, error.param, error.retry_after)
-
-
-def _draw_error(code: int) -> PeltonError:
-    if code == NO_TOKEN:
-        return InvalidRequest(
-            "logit_bias, allowed_token_ids, bad_words and the constraints together allow no token", param="logit_bias"
-        )
-    return InternalError("the model's output for this input is not a number")
-
-
-def _with_logprobs(sequence: Sequence, token: int, sampled: Sampled, row: int) -> TokenEvent:
-    top = _top(sampled, row, sequence.group.num_logprobs)
-    return TokenEvent(sequence.group.request.id, sequence.choice, token, float(sampled.logprobs[row]), top)
-
-
-def _scored(sequence: Sequence, token: int, sampled: Sampled, row: int) -> PromptEvent:
-    request = sequence.group.request
-    top = _top(sampled, row, request.sampling.prompt_logprobs)
-    return PromptEvent(request.id, token, float(sampled.logprobs[row]), int(sampled.ranks[row]), top)
-
-
-def _top(sampled: Sampled, row: int, wanted: int | None) -> tuple[Logprob, ...]:
-    ids, logprobs = sampled.top_ids[row, :wanted].tolist(), sampled.top_logprobs[row, :wanted].tolist()
-    return tuple(map(Logprob, ids, logprobs))

@@ -35,11 +35,16 @@ class Processors:
         """Raise `InvalidRequest` for a processor that is not there, or will not have its arguments."""
         for each in calls:
             call = _call(each)
+            processor = self._get(call.name)
             try:
-                self._get(call.name).check(call.args)
+                processor.check(call.args)
             except ValueError as error:
                 message = f"logits processor {call.name!r}: {error}"
                 raise InvalidRequest(message, param="logits_processors") from None
+            except Exception as error:
+                log.error("logits processor %r cannot check its arguments", call.name, exc_info=error)
+                message = f"logits processor {call.name!r} cannot check its arguments: {type(error).__name__}: {error}"
+                raise InternalError(message, param="logits_processors") from None
 
     def _get(self, name: str) -> LogitsProcessor:
         if name not in self._loaded:

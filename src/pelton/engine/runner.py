@@ -93,8 +93,8 @@ class Runner:
         """Begin what is done beside the steps."""
         return Background(self.files, self._executor, self.digest, is_busy=is_busy, tell=tell)
 
-    def submit(self, batch: Batch, moves: Iterable[Move]) -> Pending:
-        """Make the moves in order, then start the step."""
+    def move(self, moves: Iterable[Move]) -> None:
+        """Make the moves, in order."""
         for move in moves:
             match move:
                 case Copy():
@@ -103,6 +103,9 @@ class Runner:
                     saved.data[group, place] = self.read_block(group, block)
                 case Restore(group, block, place, saved):
                     self.write_block(group, block, saved.data[group, place])
+
+    def submit(self, batch: Batch) -> Pending:
+        """Start a step."""
         return self._executor.submit(batch)
 
     def read_block(self, group: int, block: int) -> bytes:

@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 
 from pelton.engine.batch import num_drafted, scored
 from pelton.engine.fairness import OUTPUT
-from pelton.engine.kv_memory import KVMemory, Match, namespace_of
+from pelton.engine.kv_memory import Fetch, KVMemory, Match, namespace_of
 from pelton.engine.moves import Move
 from pelton.engine.pace import Pace, Shape, num_pairs
 from pelton.engine.sequence import Sequence
 from pelton.engine.speculative import Speculation
-from pelton.engine.tiers import DiskTier
+from pelton.engine.tiers import DiskTier, Place
 from pelton.engine.waiting import WaitingQueue
 from pelton.ops.data import BLOCK_TOKENS
 
@@ -98,6 +98,7 @@ class Scheduler:
         """The most urgent first, then the oldest."""
         self.speculation = speculation
         self.num_preempted = self.num_swapped = self.num_drafted = self.num_accepted = 0
+        self._to_read: list[tuple[Fetch, list[Place]]] = []
         self._num_mixed = 0
         """Steps with prefill since the last one without."""
         self._mean_output = 100.0
@@ -227,12 +228,18 @@ class Scheduler:
         fetch = next((fetch for fetch in known if fetch.tokens[: len(first)] == first), None)
         if fetch is None:
             fetch = self.memory.set_aside(sequence, match, start + len(places))
-            self.tier.fetch(fetch, places)
+            self._to_read.append((fetch, places))
         self.waiting.admit(sequence, sequence.num_new - length)
         sequence.num_fetches += 1
         sequence.state = "loading"
         fetch.sequences.append(sequence)
         return True
+
+    def start_fetches(self) -> None:
+        """Begin to read from the disk, once the moves of `schedule` are made: what they copy may lie in blocks that
+        are read into."""
+        while self.tier is not None and self._to_read:
+            self.tier.fetch(*self._to_read.pop(0))
 
     @property
     def loading(self) -> list[Sequence]:
