@@ -132,6 +132,7 @@ def test_drafts_change_nothing(windows, settings):
     engine.scheduler.speculation = Guesses(truths)  # type: ignore[assignment]
     run(engine, (), transcript)
     assert 0 < engine.counters.accepted < engine.counters.drafted
+    msgspec.msgpack.encode(engine.counters)  # an engine process sends them
     for one in MIX:
         assert transcript.answers(one.id) == alone(one, windows), one.id
     plain, plain_executor = make_engine(windows=windows, **settings)
