@@ -7,7 +7,7 @@ import pytest
 
 from pelton.engine.deadlines import SLACK
 from pelton.engine.pace import Shape
-from pelton.request import Done, EngineRequest, ErrorEvent, TokenEvent
+from pelton.request import Done, EngineRequest, ErrorEvent, Grammar, TokenEvent
 from tests.unit.toy_executor import Transcript, make_engine, prompt, request, run
 
 
@@ -68,6 +68,19 @@ def test_a_request_takes_no_longer_than_it_may(clock, place):
     assert bool(transcript.tokens("a")) == (place == "decoding")
     run(engine, transcript=transcript)
     assert isinstance(transcript.last("other"), Done)
+
+
+def test_a_limit_passes_while_nothing_runs(clock):
+    engine, _ = make_engine(clock=clock)
+    engine._grammars.compile = lambda id, grammar: None  # it takes for ever
+    grammar = Grammar(kind="regex", text="a", param="response_format")
+    engine.submit(msgspec.structs.replace(limited("a", queue_timeout=5.0), grammar=grammar))
+    assert not engine.has_work
+    clock.now += 5
+    assert engine.has_work
+    (event,) = engine.step()
+    assert event.kind == "QueueTimeout"
+    assert not engine.has_work
 
 
 def test_a_limit_of_one_that_has_ended_does_not_end_the_next_of_its_name(clock):

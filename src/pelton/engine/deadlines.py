@@ -35,6 +35,10 @@ class Deadlines:
             if seconds := default if given is None else given:
                 heapq.heappush(self._heap, (now + seconds, group.arrival, request.id, is_queue))
 
+    def is_due(self, now: float) -> bool:
+        """Is there a limit to look at?"""
+        return bool(self._heap) and self._heap[0][0] <= now
+
     def expired(self, groups: dict[str, SequenceGroup], now: float) -> list[tuple[SequenceGroup, PeltonError]]:
         """Those of the requests in flight (by id) that must end now, and why."""
         ended: list[tuple[SequenceGroup, PeltonError]] = []

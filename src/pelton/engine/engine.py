@@ -176,13 +176,15 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Would `step` do anything?"""
+        now = self._clock()
         is_fetched = self._tier is not None and self._tier.is_ready
         return (
             self.scheduler.has_work
             or bool(self._events)
             or self._grammars.is_ready
             or is_fetched
-            or self._pins.is_due(self._clock())
+            or self._pins.is_due(now)
+            or self._deadlines.is_due(now)
         )
 
     @property
