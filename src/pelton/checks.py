@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
+
 from pelton.errors import InvalidRequest
-from pelton.request import SamplingParams
+from pelton.request import ProcessorCall, SamplingParams
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -15,6 +17,7 @@ MAX_STRINGS = 64
 MAX_BAD_WORDS = 1024
 MAX_STRING_LENGTH = 1024
 MAX_LOGIT_BIAS = 4096
+MAX_PROCESSORS = 64
 
 RANGES: dict[str, tuple[float, float]] = {
     "n": (1, MAX_CHOICES),
@@ -79,6 +82,7 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
         raise InvalidRequest(message, param="logit_bias")
     for bias in sampling.logit_bias.values():
         check_range("logit_bias", bias, -100, 100)
+    _check_processors(sampling.logits_processors)
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:
@@ -120,3 +124,14 @@ def _check_strings(name: str, strings: Sequence[str], most: int) -> None:
         if not 1 <= len(string) <= MAX_STRING_LENGTH:
             message = f"a string of {name} has {len(string)} characters, must have 1 to {MAX_STRING_LENGTH}"
             raise InvalidRequest(message, param=name)
+
+
+def _check_processors(calls: Sequence[str | ProcessorCall]) -> None:
+    if len(calls) > MAX_PROCESSORS:
+        message = f"logits_processors has {len(calls)} calls, over {MAX_PROCESSORS}"
+        raise InvalidRequest(message, param="logits_processors")
+    try:
+        msgspec.msgpack.encode(calls)
+    except (OverflowError, RecursionError, TypeError, UnicodeError) as error:  # an integer over 64 bits, for example
+        message = f"logits_processors: the arguments cannot be handed over: {error}"
+        raise InvalidRequest(message, param="logits_processors") from None
