@@ -9,7 +9,7 @@ from pathlib import Path
 HOMES = {
     "tokenizers": ("text/tokenizer.py",),
     "minijinja": ("text/template.py",),
-    "llguidance": ("engine/constraints.py",),
+    "llguidance": ("engine/constraints.py", "engine/grammar_trial.py"),
     "huggingface_hub": ("hub/huggingface.py",),
     "filelock": ("hub/store.py",),
     "starlette": ("server/",),

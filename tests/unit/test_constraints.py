@@ -6,11 +6,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 
 from pelton.engine.batch import Row
 from pelton.engine.constraints import Constraint, Grammars
+from pelton.engine.grammar_trial import GrammarTrial
 from pelton.engine.protocol import Vocabulary
-from pelton.errors import InvalidRequest, PeltonError
+from pelton.errors import InternalError, InvalidRequest, PeltonError
 from pelton.request import Grammar
 
 END = 256
@@ -225,3 +227,34 @@ def test_what_nobody_waits_for_is_not_compiled():
         time.sleep(0.001)
     assert compiled == ["first", "last"]
     grammars.close()
+
+
+def test_a_grammar_that_takes_for_ever_is_refused_and_the_next_is_compiled(monkeypatch):
+    monkeypatch.setattr(GrammarTrial.__init__, "__defaults__", (0.3,))
+    grammars = Grammars(VOCAB)
+    grammars.learn(Vocabulary(TOKENS, control_ids=[256, 257, 258], end_ids=[256, 257]))
+    patterns = [{"type": "string", "pattern": f".*{letter}.*"} for letter in "abcdefghijklmnopqrstuvwxyz"]
+    with pytest.raises(InvalidRequest, match="too complex"):
+        schema(grammars, {"allOf": patterns})
+    assert follow(grammars, schema(grammars, {"type": "integer"}), b"12")
+    grammars.close()
+
+
+def test_a_trial_whose_process_is_killed_is_no_verdict():
+    trial = GrammarTrial()
+    definition = LLMatcher.grammar_from_regex("a+")
+    assert trial.ends(definition)
+    assert trial._child is not None
+    trial._child.kill()
+    with pytest.raises(InternalError, match="exit status -9"):
+        trial.ends(definition)
+    assert trial.ends(definition)
+    trial.close()
+    with pytest.raises(InternalError):
+        trial.ends(definition)
+
+
+@pytest.mark.parametrize("impossible", [{"$ref": "#"}, {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}])
+def test_a_schema_that_no_text_fulfils_is_refused(grammars, impossible):
+    with pytest.raises(InvalidRequest, match="no text fulfils it"):
+        schema(grammars, impossible)

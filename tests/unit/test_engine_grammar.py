@@ -8,6 +8,7 @@ import pytest
 
 from pelton.engine import engine as engine_module
 from pelton.engine.engine import Engine
+from pelton.engine.grammar_trial import GrammarTrial
 from pelton.engine.protocol import Vocabulary
 from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Finish, Grammar
 
@@ -17,6 +18,12 @@ CHARACTERS = '0123456789{}[]":, \nabcdefghijklmnopqrstuvwxyz.-eE'
 END = VOCAB - 1
 TOKENS = [character.encode() for character in CHARACTERS[:END]] + [b"<end>"]
 LIST = {"type": "array", "items": {"type": "string", "maxLength": 4}, "minItems": 2, "maxItems": 3}
+
+
+@pytest.fixture(autouse=True)
+def no_trials(monkeypatch):
+    """Grammars as simple as these need no process of their own to try them."""
+    monkeypatch.setattr(GrammarTrial, "ends", lambda self, definition: True)
 
 
 def engine_with_vocabulary(**settings: object) -> tuple[Engine, ToyExecutor]:

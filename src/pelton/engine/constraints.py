@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from pelton.engine.grammar_trial import GrammarTrial
 from pelton.engine.protocol import Vocabulary
 from pelton.errors import InternalError, InvalidRequest, PeltonError
 from pelton.request import Grammar
@@ -94,6 +95,7 @@ class Grammars:
         self._compiled: OrderedDict[Grammar, Constraint] = OrderedDict()
         self._compiling: dict[str, Future[Constraint]] = {}
         """By request id, in the order of arrival."""
+        self._trial = GrammarTrial()
         self._compiler = ThreadPoolExecutor(1, "compile grammars")
         self._masker = ThreadPoolExecutor(1, "mask")
 
@@ -144,25 +146,36 @@ class Grammars:
         """End the threads; what is being compiled is still compiled."""
         self._compiler.shutdown(wait=False, cancel_futures=True)
         self._masker.shutdown(wait=False)
+        self._trial.close()
 
     def _compile(self, grammar: Grammar) -> Constraint:
         """In the compiler's thread."""
-        from llguidance import LLMatcher
-
         if (known := self._compiled.get(grammar)) is None:
             if self._tokenizer is None:
                 self._tokenizer = _tokenizer(self._vocabulary, self._vocab_size)
-            try:
-                matcher = LLMatcher(self._tokenizer, _definition(grammar), log_level=0)
-            except ValueError as error:
-                raise _refusal(grammar, str(error)) from None
-            if matcher.is_error():
-                raise _refusal(grammar, matcher.get_error())
-            known = self._compiled[grammar] = Constraint(matcher)
+            known = self._compiled[grammar] = Constraint(self._matcher(self._tokenizer, grammar))
             if len(self._compiled) > MAX_CACHED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
         return known.fork()
+
+    def _matcher(self, tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        try:
+            definition = _definition(grammar)
+            if not self._trial.ends(definition):
+                raise _refusal(grammar, "it is too complex")
+            matcher = LLMatcher(tokenizer, definition, log_level=0)
+        except ValueError as error:
+            raise _refusal(grammar, str(error)) from None
+        if not matcher.is_error():  # The first mask shows whether there is any text, and is fast from now on.
+            first = np.zeros(-(-self._vocab_size // 32), np.uint32)
+            matcher.unsafe_compute_mask_ptr(first.ctypes.data, first.nbytes)
+        if matcher.is_error():
+            reason = matcher.get_error()
+            raise _refusal(grammar, "no text fulfils it" if reason.startswith("NoExtensionBias") else reason)
+        return matcher
 
     def _fill(self, rows: Rows[tuple[Constraint, Rows[int]]]) -> Masks:
         """In the masks' thread."""
