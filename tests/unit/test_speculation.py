@@ -7,15 +7,18 @@ import random
 import statistics
 from collections.abc import Callable, Mapping
 from functools import cache
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from pelton.engine.batch import Row
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.lookup import LONGEST
 from pelton.engine.pace import Pace, Prices, Shape
 from pelton.engine.scheduler import Scheduler
 from pelton.engine.sequence import Sequence, SequenceGroup
-from pelton.engine.speculative import Acceptance, Drafter, Speculation
+from pelton.engine.speculative import Acceptance, Drafter, Speculation, count_accepted
 from tests.unit.toy_executor import request
 
 NUM_OUTPUT = 160
@@ -210,3 +213,14 @@ def test_acceptance_follows_what_is_seen_and_a_new_sequence_what_others_saw():
     gains = fresh.gains(LONGEST, 40)
     assert gains == sorted(gains, reverse=True)
     assert len(set(gains)) == len(gains)
+
+
+@pytest.mark.parametrize(("drawn", "num_accepted"), [([7, 8, 9], 2), ([7, 1, 9], 1), ([1, 8, 9], 0), ([1, 1, 1], 0)])
+def test_accepted_drafts_are_counted_in_plain_integers(drawn, num_accepted):
+    """The counts cross to another process, where the numbers of arrays cannot go."""
+    (sequence,) = SequenceGroup(request("a", [1, 2, 3]), 0).sequences
+    sequence.draft = [7, 8]
+    sampled = SimpleNamespace(ids=np.array(drawn, np.int32), errors=np.zeros(3, np.int32))
+    accepted = count_accepted([Row(sequence, offset) for offset in range(3)], sampled)  # type: ignore[arg-type]
+    assert accepted == {sequence: num_accepted}
+    assert type(accepted[sequence]) is int

@@ -50,7 +50,7 @@ FIRST_TRUST = (2.0, 2.5)
 
 def count_accepted(rows: list[Row], sampled: Sampled) -> dict[Sequence, int]:
     """How many tokens of its draft each sequence keeps; those without a draft in the step are left out."""
-    ids, errors = sampled.ids, sampled.errors
+    ids, errors = sampled.ids.tolist(), sampled.errors.tolist()
     accepted: dict[Sequence, int] = {}
     for i, (sequence, offset, _) in enumerate(rows):
         if offset > 0:
