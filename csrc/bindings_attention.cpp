@@ -25,7 +25,8 @@ KVType kv_type(const std::string& name) {
     if (name == "f32") return KVType::F32;
     if (name == "bf16") return KVType::BF16;
     if (name == "f16") return KVType::F16;
-    throw std::invalid_argument("KV type is f32, bf16 or f16, not " + name);
+    if (name == "int8") return KVType::Int8;
+    throw std::invalid_argument("KV type is f32, bf16, f16 or int8, not " + name);
 }
 
 KVShape kv_shape(int num_layers, int num_kv_heads, int head_dim, int value_dim, const std::string& type) {

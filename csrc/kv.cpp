@@ -3,13 +3,21 @@
 #include <cstring>
 
 namespace pelton {
-static size_t element_bytes(KVType type) { return type == KVType::F32 ? 4 : 2; }
+namespace {
 
-size_t KVShape::key_bytes() const { return element_bytes(type) * kBlockTokens * static_cast<size_t>(head_dim); }
+size_t element_bytes(KVType type) { return type == KVType::F32 ? 4 : type == KVType::Int8 ? 1 : 2; }
 
-size_t KVShape::head_bytes() const {
-    return key_bytes() + element_bytes(type) * kBlockTokens * static_cast<size_t>(padded_value_dim(value_dim));
+// Of the numbers of one block's tokens, `columns` of each, and of the scales of `width` of them.
+size_t token_bytes(KVType type, int columns, int width) {
+    const size_t scales = type == KVType::Int8 ? static_cast<size_t>(num_scales(width)) * sizeof(float) : 0;
+    return kBlockTokens * (element_bytes(type) * static_cast<size_t>(columns) + scales);
 }
+
+}  // namespace
+
+size_t KVShape::key_bytes() const { return token_bytes(type, head_dim, head_dim); }
+
+size_t KVShape::head_bytes() const { return key_bytes() + token_bytes(type, padded_value_dim(value_dim), value_dim); }
 
 size_t KVShape::layer_bytes() const { return head_bytes() * static_cast<size_t>(num_kv_heads); }
 

@@ -5,9 +5,12 @@
 //   values  ceil(value_dim / 16) panels of sixteen columns; in a panel the tokens two by two, each pair for all its
 //           columns
 // A pair's bytes, for the sixteen tokens or columns t of its panel:
-//   f32     sixteen numbers of the even member, sixteen of the odd one
-//   bf16    sixteen words, the even member of t in the low half of word t
-//   f16     sixteen numbers of the even member, sixteen of the odd one
+//   f32         sixteen numbers of the even member, sixteen of the odd one
+//   bf16        sixteen words, the even member of t in the low half of word t
+//   f16, int8   the same as f32
+// An int8 number is to be multiplied by the float32 scale of its token and its 32 columns. A panel of keys begins with
+// its scales: for each 32 columns those of its sixteen tokens. Values begin with theirs: for each 32 columns those of
+// the block's tokens.
 // Columns of values past value_dim stay zero.
 // Everything stored is finite, and memory begins as zeros, so a masked slot multiplied by zero is zero.
 #pragma once

@@ -6,11 +6,15 @@
 
 namespace pelton {
 
-enum class KVType : int { F32 = 0, BF16 = 1, F16 = 2 };
-constexpr int kNumKVTypes = 3;
+enum class KVType : int { F32 = 0, BF16 = 1, F16 = 2, Int8 = 3 };
+constexpr int kNumKVTypes = 4;
 
 constexpr int kBlockTokens = 32;   // tokens per block of KV memory
 constexpr int kPieceTokens = 256;  // keys that share one maximum, counted from position 0 of the sequence
+
+constexpr int kScaleColumns = 32;  // columns of a token that share a scale in an int8 cache
+
+constexpr int num_scales(int width) { return (width + kScaleColumns - 1) / kScaleColumns; }
 
 // Columns of an output row in the kernels' own buffers.
 constexpr int padded_value_dim(int value_dim) { return (value_dim + 15) / 16 * 16; }
@@ -40,7 +44,7 @@ struct AttendPartial {
 
 struct AttentionKernel {
     // Rounds one token's key and value of one head to the cache type and puts them into slot `slot` of a block.
-    // NaN is stored as 0; what is too large as the largest half for f16, as the largest bf16 for f32 and bf16.
+    // NaN is stored as 0; what is too large as the largest half for f16, as the largest bf16 for the others.
     void (*store)(const float* key, const float* value, int head_dim, int value_dim, int slot, uint8_t* head);
     // One piece on its own. A row's result depends on that row and its keys alone.
     void (*piece)(const AttendPiece& piece, const AttendPartial& out);

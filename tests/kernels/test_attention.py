@@ -143,6 +143,7 @@ LAYERS = [
     Layer(),
     Layer(kv_type="f32"),
     Layer(kv_type="f16"),
+    Layer(kv_type="int8"),
     Layer(heads=1, kv_heads=1, dim=80, value_dim=80),
     Layer(heads=14, kv_heads=2, window=37),
     Layer(heads=4, kv_heads=4, dim=96, value_dim=96, softcap=20.0),
@@ -150,6 +151,8 @@ LAYERS = [
     Layer(heads=8, kv_heads=2, dim=128, value_dim=128, window=1),
     Layer(heads=3, kv_heads=1, dim=72, value_dim=40, kv_type="f32", window=256),
     Layer(heads=3, kv_heads=1, dim=72, value_dim=40, kv_type="f16", window=256),
+    Layer(heads=3, kv_heads=1, dim=72, value_dim=40, kv_type="int8", window=256),
+    Layer(heads=20, kv_heads=2, dim=128, value_dim=96, kv_type="int8"),
 ]
 
 
@@ -165,7 +168,7 @@ def test_equals_the_definition(layer: Layer, isa: str) -> None:
     np.testing.assert_allclose(out, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("layer", [LAYERS[0], LAYERS[4], LAYERS[8]], ids=str)
+@pytest.mark.parametrize("layer", [LAYERS[0], LAYERS[3], LAYERS[9]], ids=str)
 def test_long_context_equals_the_definition(layer: Layer) -> None:
     length = 800
     expected = layer.reference(*layer.inputs(length), batch_of([(0, length)], scattered([length])))
@@ -181,7 +184,7 @@ def test_chunks_and_decode_give_the_same_bits(layer: Layer) -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3, 5, 16])
-@pytest.mark.parametrize("layer", [LAYERS[0], LAYERS[4], LAYERS[6]], ids=str)
+@pytest.mark.parametrize("layer", [LAYERS[0], LAYERS[3], LAYERS[7]], ids=str)
 def test_threads_give_the_same_bits(layer: Layer, threads: int) -> None:
     length = 1100
     expected = whole(layer, length)
@@ -311,6 +314,13 @@ def test_repeats_go_on_in_the_next_layers() -> None:
 
 def test_sets_of_instructions_that_fuse_agree() -> None:
     wide = [isa for isa in ISAS if isa != "generic"]
-    for layer in LAYERS[:2]:
+    for layer in LAYERS[:4]:
         for isa in wide[1:]:
             assert np.array_equal(whole(layer, 300, isa=isa), whole(layer, 300, isa=wide[0]))
+
+
+@pytest.mark.parametrize(("kv_type", "bytes_per_token"), [("f32", 480), ("bf16", 240), ("f16", 240), ("int8", 140)])
+def test_a_block_takes_what_its_type_says(kv_type: KVType, bytes_per_token: int) -> None:
+    """Keys of 72 columns and values of 40, which take 48; for int8 also three scales and two."""
+    layer = Layer(kv_heads=2, dim=72, value_dim=40, kv_type=kv_type)
+    assert layer.cache(1).block_bytes == 2 * 2 * BLOCK_TOKENS * bytes_per_token

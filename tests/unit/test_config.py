@@ -1,10 +1,13 @@
 """Where settings of the hub come from."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from pelton import config
+from pelton.cli.main import KV_TYPES
+from pelton.ops.data import KVType
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +48,7 @@ def test_what_is_said_comes_before_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     hub = config.load(home=tmp_path, hf_endpoint="http://127.0.0.1:10").hub
     assert (hub.home, hub.hf_endpoint) == (tmp_path, "http://127.0.0.1:10")
+
+
+def test_the_command_line_offers_every_kv_type():
+    assert get_args(KVType) == KV_TYPES

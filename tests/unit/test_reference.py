@@ -90,10 +90,22 @@ def test_keys_and_values_are_rounded_before_they_are_read():
     assert ops(1, memory=keys("f32")).attend(value, value, value, spec=spec()).tolist() == value.tolist()
 
 
-@pytest.mark.parametrize(("kv_type", "largest"), [("f32", 3.38953139e38), ("bf16", 3.38953139e38), ("f16", 65504)])
+@pytest.mark.parametrize(
+    ("kv_type", "largest"), [("f32", 3.38953139e38), ("bf16", 3.38953139e38), ("f16", 65504), ("int8", 3.38953139e38)]
+)
 def test_whatever_is_stored_is_finite(kv_type: Any, largest: float):
     bad = np.array([np.nan, np.inf, -np.inf, 3.4e38, 0.0], np.float32)
     assert round_kv(bad, kv_type) == pytest.approx([0, largest, -largest, largest, 0])
+
+
+def test_int8_has_a_scale_for_each_token_head_and_32_columns():
+    x = np.zeros((2, 2, 40), np.float32)  # [tokens, heads, columns]
+    x[0, 0, :2], x[0, 0, 32:34], x[1, 0, :2] = (127, 0.6), (1270, 6), (0, 3)
+    rounded = round_kv(x, "int8")
+    assert rounded[0, 0, :2].tolist() == [127, 1]
+    assert rounded[0, 0, 32:34].tolist() == [1270, 10]
+    assert rounded[1, 0, :2] == pytest.approx([0, 3])
+    assert np.count_nonzero(rounded) == 5
 
 
 def test_halves_keep_what_is_subnormal():

@@ -38,10 +38,9 @@ PELTON_INLINE void reload(const T*& from) {
     asm("" : "+r"(from));
 }
 
-// acc[r][n] += left's number r of one index * panel n's line of that index, which line(panel, part) reads.
+// acc[r][n] += left's number r of one index * panel n's line of that index, which line(panel, part) gives.
 template <int kRows, int kPanels, size_t kRowStride, class Line>
-PELTON_INLINE void multiply_lines(const float* left, const uint8_t* const (&panels)[kPanels], const Line& line,
-                                  VecF (&acc)[kRows][kPanels * kParts]) {
+PELTON_INLINE void multiply_lines(const float* left, const Line& line, VecF (&acc)[kRows][kPanels * kParts]) {
     constexpr bool has_room = (kRows + 1) * kPanels * kParts < kRegisters;
     constexpr int kTogether = has_room ? kPanels : 1;
 #pragma GCC unroll 16
@@ -49,7 +48,7 @@ PELTON_INLINE void multiply_lines(const float* left, const uint8_t* const (&pane
         reload(left);
         VecF b[kTogether * kParts];
 #pragma GCC unroll 16
-        for (int n = 0; n < kTogether * kParts; n++) b[n] = line(panels[first + n / kParts], n % kParts);
+        for (int n = 0; n < kTogether * kParts; n++) b[n] = line(first + n / kParts, n % kParts);
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; r++) {
             const VecF x = splat(left[static_cast<size_t>(r) * kRowStride]);
@@ -59,11 +58,46 @@ PELTON_INLINE void multiply_lines(const float* left, const uint8_t* const (&pane
     }
 }
 
+// What the lines of each panel are multiplied with before all else.
+struct NoScales {
+    PELTON_INLINE VecF apply(VecF line, int, int, int) const { return line; }
+    PELTON_INLINE void reload_all() {}
+    PELTON_INLINE void next() {}
+};
+
+// Lines of keys: one scale for each of the sixteen tokens.
+template <int kPanels>
+struct KeyScales {
+    const float* of[kPanels];
+
+    PELTON_INLINE VecF apply(VecF line, int panel, int part, int) const {
+        return line * load(of[panel] + part * kLanes);
+    }
+    PELTON_INLINE void reload_all() {
+#pragma GCC unroll 16
+        for (int n = 0; n < kPanels; n++) reload(of[n]);
+    }
+    PELTON_INLINE void next() {}
+};
+
+// Lines of values: the scale of the line's token.
+template <int kPanels>
+struct ValueScales {
+    const float* of[kPanels];
+
+    PELTON_INLINE VecF apply(VecF line, int panel, int, int member) const { return line * splat(of[panel][member]); }
+    PELTON_INLINE void reload_all() {}
+    PELTON_INLINE void next() {
+#pragma GCC unroll 16
+        for (int n = 0; n < kPanels; n++) of[n] += 2;
+    }
+};
+
 // acc[r][n] += sum over i in [0, count) of left's number r of index i * panel n's line i; count is even. With kAhead,
 // as many lines as are read come into L2 from `ahead` on: evenly spread, or they would wait for each other.
-template <class Element, bool kAhead, int kRows, int kPanels, size_t kRowStride>
+template <class Element, bool kAhead, int kRows, int kPanels, size_t kRowStride, class Scales = NoScales>
 PELTON_INLINE void multiply(Left<kRowStride> left, const uint8_t* (&panels)[kPanels], size_t count,
-                            const uint8_t* ahead, VecF (&acc)[kRows][kPanels * kParts]) {
+                            const uint8_t* ahead, VecF (&acc)[kRows][kPanels * kParts], Scales scales = {}) {
     constexpr size_t kBytes = kPanels * Element::kPairBytes;
     for (size_t i = 0; i < count; i += 2) {
         if constexpr (kAhead) {
@@ -71,14 +105,23 @@ PELTON_INLINE void multiply(Left<kRowStride> left, const uint8_t* (&panels)[kPan
             for (size_t n = 0; n < kBytes; n += kLine) __builtin_prefetch(ahead + n, 0, 2);
             ahead += kBytes;
         }
-        multiply_lines<kRows, kPanels, kRowStride>(left.data, panels, Element::even, acc);
+        const auto even = [&](int panel, int part) __attribute__((always_inline)) {
+            return scales.apply(Element::even(panels[panel], part), panel, part, 0);
+        };
+        const auto odd = [&](int panel, int part) __attribute__((always_inline)) {
+            return scales.apply(Element::odd(panels[panel], part), panel, part, 1);
+        };
+        scales.reload_all();
+        multiply_lines<kRows, kPanels, kRowStride>(left.data, even, acc);
         left.data += left.stride;
 #pragma GCC unroll 16
         for (int n = 0; n < kPanels; n++) reload(panels[n]);
-        multiply_lines<kRows, kPanels, kRowStride>(left.data, panels, Element::odd, acc);
+        scales.reload_all();
+        multiply_lines<kRows, kPanels, kRowStride>(left.data, odd, acc);
         left.data += left.stride;
 #pragma GCC unroll 16
         for (int n = 0; n < kPanels; n++) panels[n] += Element::kPairBytes;
+        scales.next();
     }
 }
 
@@ -117,42 +160,69 @@ Range visible_panels(const AttendPiece& piece, int row, int num_rows) {
     return panels;
 }
 
+// Where scales lie.
+PELTON_INLINE const float* floats(const uint8_t* at) { return reinterpret_cast<const float*>(at); }
+
 // While keys are read, the values of the same blocks are brought near; while values are, the keys of the next piece.
 template <class Element, bool kAhead, int kRows, int kPanels>
 PELTON_INLINE void score_panels(const AttendPiece& piece, int row, int panel, float* scores) {
-    const size_t width = static_cast<size_t>(piece.head_dim);
-    const uint8_t* keys[kPanels];
+    const size_t width = static_cast<size_t>(piece.head_dim), panel_bytes = key_panel_bytes<Element>(piece.head_dim);
+    const size_t begin = scale_bytes<Element>(kGroup, piece.head_dim);
+    const uint8_t *keys[kPanels], *first = nullptr;
     float* to[kPanels];
     for (int n = 0; n < kPanels; n++) {
         const uint8_t* block = piece.blocks[(panel + n) * kGroup / kBlockTokens];
-        keys[n] = block + ((panel + n) % 2 ? line_of<Element>(width) : 0);
+        keys[n] = block + ((panel + n) % 2 ? panel_bytes : 0) + begin;
         to[n] = scores + (panel + n) * kGroup;
+        if (n == 0) first = keys[n];
     }
-    const uint8_t* values = keys[0] + 2 * line_of<Element>(width);
+    const uint8_t* values = first - begin + 2 * panel_bytes;
+    Left<1> left = {piece.queries + row, static_cast<size_t>(piece.num_rows)};
     VecF acc[kRows][kPanels * kParts] = {};
-    multiply<Element, kAhead, kRows, kPanels, 1>({piece.queries + row, static_cast<size_t>(piece.num_rows)}, keys,
-                                                 width, values, acc);
+    if constexpr (Element::kIsScaled) {
+        KeyScales<kPanels> scales;
+        for (int n = 0; n < kPanels; n++) scales.of[n] = floats(keys[n] - begin);
+        for (size_t i = 0; i < width; i += kScaleColumns) {
+            const size_t count = width - i < kScaleColumns ? width - i : kScaleColumns;
+            multiply<Element, kAhead, kRows, kPanels, 1>(left, keys, count, values, acc, scales);
+            left.data += count * left.stride;
+            values += kPanels * line_of<Element>(count);
+            for (int n = 0; n < kPanels; n++) scales.of[n] += kGroup;
+        }
+    } else {
+        multiply<Element, kAhead, kRows, kPanels, 1>(left, keys, width, values, acc);
+    }
     write_panels<kRows, kPanels>(acc, to, kPieceTokens);
 }
 
 template <class Element, bool kAhead, int kRows, int kPanels>
 PELTON_INLINE void weigh_panels(const AttendPiece& piece, Range panels, int column_panel, const float* weights,
                                 float* output, size_t ld) {
-    const size_t keys = line_of<Element>(static_cast<size_t>(piece.head_dim)) * 2;
+    const size_t keys = 2 * key_panel_bytes<Element>(piece.head_dim);
+    const size_t scales_end = keys + scale_bytes<Element>(kBlockTokens, piece.value_dim);
     VecF acc[kRows][kPanels * kParts] = {};
     for (int begin = panels.begin * kGroup; begin < panels.end * kGroup;) {
         const int block = begin / kBlockTokens, block_end = (block + 1) * kBlockTokens;
         const int end = block_end < panels.end * kGroup ? block_end : panels.end * kGroup;
-        const uint8_t* values = piece.blocks[block] + keys;
+        const size_t count = static_cast<size_t>(end - begin);
         const uint8_t* columns[kPanels];
         for (int n = 0; n < kPanels; n++) {
             const size_t line = static_cast<size_t>(column_panel + n) * kBlockTokens + begin % kBlockTokens;
-            columns[n] = values + line_of<Element>(line);
+            columns[n] = piece.blocks[block] + scales_end + line_of<Element>(line);
         }
         const uint8_t* next = piece.next[block] ? piece.next[block] : piece.blocks[block];
-        const uint8_t* next_keys = next + line_of<Element>(static_cast<size_t>(column_panel) * kBlockTokens);
-        multiply<Element, kAhead, kRows, kPanels, kPieceTokens>({weights + begin, 1}, columns,
-                                                                static_cast<size_t>(end - begin), next_keys, acc);
+        next += line_of<Element>(static_cast<size_t>(column_panel) * kBlockTokens);
+        const Left<kPieceTokens> left = {weights + begin, 1};
+        if constexpr (Element::kIsScaled) {
+            ValueScales<kPanels> scales;
+            for (int n = 0; n < kPanels; n++) {
+                const int group = (column_panel + n) * kGroup / kScaleColumns;
+                scales.of[n] = floats(piece.blocks[block] + keys) + group * kBlockTokens + begin % kBlockTokens;
+            }
+            multiply<Element, kAhead, kRows, kPanels, kPieceTokens>(left, columns, count, next, acc, scales);
+        } else {
+            multiply<Element, kAhead, kRows, kPanels, kPieceTokens>(left, columns, count, next, acc);
+        }
         begin = end;
     }
     float* to[kPanels];
@@ -250,17 +320,54 @@ float finite(float x, float largest) {
 
 template <class Element>
 void store_token(const float* key, const float* value, int head_dim, int value_dim, int slot, uint8_t* head) {
-    uint8_t* panel = head + (slot >= kGroup ? line_of<Element>(static_cast<size_t>(head_dim)) : 0);
+    uint8_t* panel = head + (slot >= kGroup ? key_panel_bytes<Element>(head_dim) : 0);
     for (int i = 0; i < head_dim; i++) {
         Element::put(panel + line_of<Element>(static_cast<size_t>(i)), static_cast<size_t>(slot % kGroup), i % 2,
                      finite(key[i], Element::kLargest));
     }
-    uint8_t* values = head + 2 * line_of<Element>(static_cast<size_t>(head_dim));
+    uint8_t* values = head + 2 * key_panel_bytes<Element>(head_dim);
     for (int i = 0; i < value_dim; i++) {
         const size_t line = static_cast<size_t>(i / kGroup * kBlockTokens + slot);
         Element::put(values + line_of<Element>(line), static_cast<size_t>(i % kGroup), slot % 2,
                      finite(value[i], Element::kLargest));
     }
+}
+
+// put(i, integer) for each of `width` numbers, scale(g, scale) for each 32 of them.
+template <class Put, class PutScale>
+void quantise(const float* from, int width, const Put& put, const PutScale& put_scale) {
+    for (int first = 0; first < width; first += kScaleColumns) {
+        const int count = width - first < kScaleColumns ? width - first : kScaleColumns;
+        float numbers[kScaleColumns];
+        for (int i = 0; i < count; i++) numbers[i] = finite(from[first + i], Int8::kLargest);
+        const Quantised group(numbers, count);
+        put_scale(first / kScaleColumns, group.scale);
+        for (int i = 0; i < count; i++) put(first + i, group.values[i]);
+    }
+}
+
+template <>
+void store_token<Int8>(const float* key, const float* value, int head_dim, int value_dim, int slot, uint8_t* head) {
+    const size_t token = static_cast<size_t>(slot % kGroup);
+    uint8_t* scales = head + (slot >= kGroup ? key_panel_bytes<Int8>(head_dim) : 0);
+    uint8_t* panel = scales + scale_bytes<Int8>(kGroup, head_dim);
+    quantise(
+        key, head_dim,
+        [&](int i, int8_t x) { Int8::put(panel + line_of<Int8>(static_cast<size_t>(i)), token, i % 2, x); },
+        [&](int group, float scale) {
+            store_as(scales + (static_cast<size_t>(group * kGroup) + token) * sizeof scale, scale);
+        });
+    scales = head + 2 * key_panel_bytes<Int8>(head_dim);
+    uint8_t* values = scales + scale_bytes<Int8>(kBlockTokens, value_dim);
+    quantise(
+        value, value_dim,
+        [&](int i, int8_t x) {
+            const size_t line = static_cast<size_t>(i / kGroup * kBlockTokens + slot);
+            Int8::put(values + line_of<Int8>(line), static_cast<size_t>(i % kGroup), slot % 2, x);
+        },
+        [&](int group, float scale) {
+            store_as(scales + static_cast<size_t>(group * kBlockTokens + slot) * sizeof scale, scale);
+        });
 }
 
 // (M, L, O) <- with m = max(M, M'), a = exp(M - m), b = exp(M' - m): (m, a L + b L', a O + b O').
@@ -293,6 +400,7 @@ const AttentionKernel attention_kernels[kNumKVTypes] = {
     {store_token<Float32>, attend_piece<Float32>, merge, finish},
     {store_token<BFloat16>, attend_piece<BFloat16>, merge, finish},
     {store_token<Float16>, attend_piece<Float16>, merge, finish},
+    {store_token<Int8>, attend_piece<Int8>, merge, finish},
 };
 
 }  // namespace pelton::PELTON_ISA

@@ -15,7 +15,7 @@ import click
 from pelton import __version__
 from pelton.errors import PeltonError
 
-KV_TYPES = ("f32", "bf16", "f16")
+KV_TYPES = ("f32", "bf16", "f16", "int8")
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 

@@ -19,7 +19,7 @@ BLOCK_TOKENS = 32
 NULL_BLOCK = 0
 """Block 0 is never handed out: table entries of blocks that were given back point to it."""
 
-KVType = Literal["f32", "bf16", "f16"]
+KVType = Literal["f32", "bf16", "f16", "int8"]
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]

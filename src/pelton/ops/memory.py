@@ -9,24 +9,41 @@ import numpy as np
 import numpy.typing as npt
 
 from pelton.formats.quants import bf16_to_f32, f32_to_bf16
-from pelton.ops.data import BLOCK_TOKENS, I32, CacheGroup, KVType
+from pelton.ops.data import BLOCK_TOKENS, F32, I32, CacheGroup, KVType
+from pelton.ops.numerics import BLOCK, quantize_activations
 
 Floats = npt.NDArray[np.floating[Any]]
 
 
-LARGEST: dict[KVType, float] = {"f32": 3.38953139e38, "bf16": 3.38953139e38, "f16": 65504.0}
+LARGEST: dict[KVType, float] = {"f32": 3.38953139e38, "bf16": 3.38953139e38, "f16": 65504.0, "int8": 3.38953139e38}
 """What is larger is stored as this, so that all that is stored is finite: bf16's largest, or the largest half."""
 
 
 def round_kv(x: Floats, kv_type: KVType) -> Floats:
-    """The nearest values that the cache type can hold, ties to even, in x's own dtype; NaN becomes 0."""
+    """The nearest values that the cache type can hold, ties to even, in x's own dtype; NaN becomes 0.
+
+    int8: as `quantize_activations` rounds each 32 columns of a token, its scale times its integers in float32.
+    """
     largest = np.float32(LARGEST[kv_type])
     finite = np.clip(np.where(np.isnan(x), 0, x).astype(np.float32), -largest, largest)
     if kv_type == "bf16":
         finite = bf16_to_f32(f32_to_bf16(finite))
     elif kv_type == "f16":
         finite = finite.astype(np.float16)
+    elif kv_type == "int8":
+        finite = _round_blocks(finite)
     return finite.astype(x.dtype)
+
+
+def _round_blocks(x: F32) -> F32:
+    """[..., width] rounded to int8 in blocks of 32 columns, the last one perhaps shorter."""
+    width = x.shape[-1]
+    num_blocks = -(-width // BLOCK)
+    padded = np.zeros((x.size // width, num_blocks * BLOCK), np.float32)
+    padded[:, :width] = x.reshape(-1, width)
+    values, scales = quantize_activations(padded)
+    rounded = values.astype(np.float32).reshape(-1, num_blocks, BLOCK) * scales[..., None]
+    return rounded.reshape(-1, num_blocks * BLOCK)[:, :width].reshape(x.shape)
 
 
 class Memory:
