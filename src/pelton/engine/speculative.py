@@ -55,7 +55,7 @@ def count_accepted(rows: list[Row], sampled: Sampled) -> dict[Sequence, int]:
     for i, (sequence, offset, _) in enumerate(rows):
         if offset > 0:
             kept = accepted.setdefault(sequence, 0)
-            was_drawn = bool(not errors[i - 1] and ids[i - 1] == sequence.draft[offset - 1])
+            was_drawn = not errors[i - 1] and ids[i - 1] == sequence.draft[offset - 1]
             accepted[sequence] = kept + (was_drawn and kept == offset - 1)
     return accepted
 
