@@ -76,6 +76,14 @@ def test_what_is_written_is_there(folder: BoundedFolder) -> None:
     folder.discard("a")
 
 
+def test_what_is_no_file_is_not_there(folder: BoundedFolder) -> None:
+    assert put(folder, "a")
+    (path,) = Path(folder.folder).glob("a*")
+    path.unlink()
+    os.mkfifo(path)
+    assert folder.open("a") is None
+
+
 def test_the_one_that_was_used_last_stays(folder: BoundedFolder) -> None:
     for age, name in enumerate("ab"):
         put(folder, name)

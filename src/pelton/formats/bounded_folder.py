@@ -42,6 +42,8 @@ class BoundedFolder(msgspec.Struct, frozen=True):
         """A file that is there, now the one used last, unless this is no use."""
         path = self._path(name)
         try:
+            if not path.is_file():  # to open a pipe would wait for its writer
+                return None
             file = path.open("rb")
         except OSError:
             return None
