@@ -95,6 +95,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     server: ServerConfig
 
 
+def _path(kind: type, value: Any) -> Any:
+    """Settings that are paths may be given as strings."""
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
+
+
 def _read(section: type[msgspec.Struct], environment: dict[str, str], overrides: dict[str, Any]) -> Any:
     values: dict[str, Any] = {}
     for field in msgspec.structs.fields(section):
@@ -105,7 +112,7 @@ def _read(section: type[msgspec.Struct], environment: dict[str, str], overrides:
         if value is None:
             continue
         try:
-            values[field.name] = msgspec.convert(value, field.type, strict=False)
+            values[field.name] = msgspec.convert(value, field.type, strict=False, dec_hook=_path)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{source}={value!r}: {error}", param=field.name) from None
     return section(**values)

@@ -7,6 +7,7 @@ import pytest
 
 from pelton import config
 from pelton.cli.main import KV_TYPES
+from pelton.errors import ConfigError
 from pelton.ops.data import KVType
 
 
@@ -52,3 +53,10 @@ def test_what_is_said_comes_before_the_environment(monkeypatch, tmp_path):
 
 def test_the_command_line_offers_every_kv_type():
     assert get_args(KVType) == KV_TYPES
+
+
+def test_a_path_may_be_given_as_a_string() -> None:
+    assert config.load(home="/somewhere").hub.home == Path("/somewhere")
+    assert config.load(home=Path("/somewhere")).hub.home == Path("/somewhere")
+    with pytest.raises(ConfigError, match="home=3"):
+        config.load(home=3)
