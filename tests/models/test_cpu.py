@@ -236,7 +236,7 @@ def test_a_step_must_be_sampled_before_the_next(spec, folder: Path):
     assert pending[1].logits().shape == (2, tiny.VOCAB)
     executor.close()
     with pytest.raises(InternalError, match="closed"):
-        executor.dump()
+        stepping.run(run_step, spec.groups, [[1, 2, 3, 4]], [[4]])
 
 
 def test_a_step_beyond_the_limits_is_refused(spec):
