@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--profile", action="store_true", help="also name the functions that take the time")
     args = parser.parse_args()
-    config = EngineConfig(context=args.prompt + args.tokens + 1, max_sequences=args.streams)
+    config = EngineConfig(context=args.prompt + args.tokens + 1, max_sequences=args.streams, speculation="off")
     engine = load(Start(args.model, config))
     executor: Any = engine.runner._executor
     core = executor._core = Metered(executor._core)

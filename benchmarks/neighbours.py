@@ -27,7 +27,7 @@ def work(path: str, streams: int, threads: int) -> None:
     from pelton.engine.protocol import Start
     from pelton.request import EngineRequest, SamplingParams
 
-    engine = load(Start(path, EngineConfig(threads=threads, context=1024, max_sequences=streams)))
+    engine = load(Start(path, EngineConfig(threads=threads, context=1024, max_sequences=streams, speculation="off")))
     sampling = SamplingParams(max_tokens=900, temperature=0, seed=0, ignore_eos=True)
     num_jobs = 0
     print("ready", flush=True)

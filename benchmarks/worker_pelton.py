@@ -50,7 +50,7 @@ class Costs:
 
 class Worker:
     def __init__(self, path: str, threads: int) -> None:
-        self.engine: Engine = load(Start(path, EngineConfig(threads=threads)))
+        self.engine: Engine = load(Start(path, EngineConfig(threads=threads, speculation="off")))
         self.costs = Costs(path, self.engine, threads)
         self.num_jobs = 0
 
