@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from pelton.request import TextDelta, TextEvent, TextFinish
+from pelton.request import ChoiceEvent, TextDone, TextEvent, TextFinish, TextPrompt
 
 
 async def best_of(
@@ -18,12 +18,12 @@ async def best_of(
 
     The first event, which says that the request was accepted, goes through at once; so does what is about the prompt.
     """
-    kept: list[list[TextDelta | TextFinish]] = [[] for _ in range(made)]
+    kept: list[list[ChoiceEvent]] = [[] for _ in range(made)]
     async with aclosing(events):
         yield await anext(events)
         try:
             async for event in events:
-                if isinstance(event, TextDelta | TextFinish):
+                if not isinstance(event, TextPrompt | TextDone):
                     kept[event.choice].append(event)
                     continue
                 if all(each and isinstance(each[-1], TextFinish) for each in kept):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 import msgspec
 
 from pelton.errors import InvalidRequest
-from pelton.request import ProcessorCall, SamplingParams
+from pelton.request import ProcessorCall, Request, SamplingParams
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -18,6 +19,8 @@ MAX_BAD_WORDS = 1024
 MAX_STRING_LENGTH = 1024
 MAX_LOGIT_BIAS = 4096
 MAX_PROCESSORS = 64
+MAX_TOOLS = 128
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 RANGES: dict[str, tuple[float, float]] = {
     "n": (1, MAX_CHOICES),
@@ -83,6 +86,29 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     for bias in sampling.logit_bias.values():
         check_range("logit_bias", bias, -100, 100)
     _check_processors(sampling.logits_processors)
+
+
+def check_tools(request: Request) -> None:
+    """Raise `InvalidRequest` for tools or thinking that no chat could have."""
+    tools, choice, budget = request.tools, request.tool_choice, request.reasoning_budget
+    if budget is not None:
+        check_range("reasoning_budget", budget, 0, math.inf)
+    if tools and request.messages is None:
+        raise InvalidRequest("tools need messages", param="tools")
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"tools has {len(tools)} tools, over {MAX_TOOLS}", param="tools")
+    for i, tool in enumerate(tools):
+        if not _TOOL_NAME.fullmatch(tool.name):
+            message = f"tools[{i}]: the name {tool.name[:64]!r} is not 1 to 128 of letters, digits, _ . : / -"
+            raise InvalidRequest(message, param="tools")
+    names = [tool.name for tool in tools]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidRequest(f"tools has two tools with the name {twice!r}", param="tools")
+    if unknown := sorted(set(choice.names) - set(names)):
+        raise InvalidRequest(f"tool_choice names {unknown[0][:64]!r}, which is not one of tools", param="tool_choice")
+    if choice.mode == "required" and not tools:
+        raise InvalidRequest("tool_choice asks for a call, but there are no tools", param="tool_choice")
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:

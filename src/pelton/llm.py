@@ -12,25 +12,27 @@ import weakref
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import msgspec
 
 from pelton import config
-from pelton.errors import InvalidRequest, Unavailable
+from pelton.errors import InternalError, InvalidRequest, Unavailable
+from pelton.folding import Choice
 from pelton.pool import Pool
 from pelton.progress.display import Display
 from pelton.request import (
-    FinishReason,
+    AnswerReason,
     Grammar,
     Message,
     Request,
     SamplingParams,
-    TextDelta,
     TextDone,
-    TextFinish,
     TextPrompt,
     TokenText,
+    Tool,
+    ToolCall,
+    ToolChoice,
     Usage,
 )
 
@@ -49,12 +51,18 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     token_ids: tuple[int, ...]
     """Without the token that ended the turn."""
-    finish_reason: FinishReason
-    """stop: the model or a stop string ended it; length: `max_tokens` or the context did."""
+    finish_reason: AnswerReason
+    """stop: the model or a stop string ended it; length: `max_tokens` or the context did; tool_calls: as stop, and it
+    has called tools."""
     stop: str | int | None = None
     """The stop string or the one of `stop_token_ids` that ended it, if one did."""
     logprobs: tuple[TokenText, ...] | None = None
     """Each token with its logprob and its likeliest rivals, where `SamplingParams.logprobs` asked for them."""
+    reasoning: str = ""
+    """What the model thought before it answered."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """What is to be known of this answer: sentences."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,9 +85,19 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return self.outputs[0].token_ids
 
     @property
-    def finish_reason(self) -> FinishReason:
+    def finish_reason(self) -> AnswerReason:
         """Why the first output ended."""
         return self.outputs[0].finish_reason
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought before the first output."""
+        return self.outputs[0].reasoning
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The first output's calls."""
+        return self.outputs[0].tool_calls
 
     @property
     def logprobs(self) -> tuple[TokenText, ...] | None:
@@ -141,17 +159,28 @@ class LLM:
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Tool | Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice | Literal["none", "auto", "required"] = "auto",
+        parallel_tool_calls: bool = True,
+        thinking: bool | None = None,
+        reasoning_effort: str | None = None,
+        reasoning_budget: int | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Result]:
         """Answer a conversation or a batch of them; one `Result` for each. Messages are as in OpenAI's API.
-        `json_schema`: what each answer must be."""
+        `json_schema`: what each answer must be. `tools`: `Tool`s, or tools as in OpenAI's API; the calls of an answer
+        are `Result.tool_calls`. `thinking`, `reasoning_effort`, `reasoning_budget`: as in `Request`."""
         is_one = bool(messages) and isinstance(messages[0], Message | Mapping)
         batch = cast("Sequence[Conversation]", [messages] if is_one else messages)
         common = {
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
-            "tools": None if tools is None else tuple(dict(tool) for tool in tools),
+            "tools": tuple(map(_tool, tools or ())),
+            "tool_choice": tool_choice if isinstance(tool_choice, ToolChoice) else ToolChoice(mode=tool_choice),
+            "parallel_tool_calls": parallel_tool_calls,
+            "thinking": thinking,
+            "reasoning_effort": reasoning_effort,
+            "reasoning_budget": reasoning_budget,
             "template_kwargs": dict(chat_template_kwargs or {}),
             "grammar": _grammar(json_schema),
         }
@@ -244,11 +273,7 @@ async def _close(pool: Pool) -> None:
 
 
 async def _fold(service: Service, request: Request) -> Result:
-    n = request.sampling.n
-    texts: list[list[str]] = [[] for _ in range(n)]
-    ids: list[list[int]] = [[] for _ in range(n)]
-    logprobs: list[list[TokenText]] = [[] for _ in range(n)]
-    finishes: dict[int, TextFinish] = {}
+    choices = [Choice() for _ in range(request.sampling.n)]
     usage = Usage()
     prompt_logprobs: tuple[TokenText | None, ...] | None = None
     async with aclosing(await service.generate(request)) as events:
@@ -256,26 +281,29 @@ async def _fold(service: Service, request: Request) -> Result:
             match event:
                 case TextPrompt():
                     prompt_logprobs = (None, *event.tokens)
-                case TextDelta(choice=choice):
-                    texts[choice].append(event.text)
-                    ids[choice] += event.token_ids
-                    logprobs[choice] += event.tokens
-                case TextFinish(choice=choice):
-                    finishes[choice] = event
                 case TextDone():
                     usage = event.usage
-    outputs = tuple(
-        Output(
-            index=i,
-            text="".join(texts[i]),
-            token_ids=tuple(ids[i]),
-            finish_reason=finishes[i].reason,
-            stop=finishes[i].stop,
-            logprobs=None if request.sampling.logprobs is None else tuple(logprobs[i]),
-        )
-        for i in range(n)
-    )
+                case _:
+                    choices[event.choice].add(event)
+    wants_logprobs = request.sampling.logprobs is not None
+    outputs = tuple(_output(i, choice, wants_logprobs) for i, choice in enumerate(choices))
     return Result(outputs=outputs, usage=usage, prompt_logprobs=prompt_logprobs)
+
+
+def _output(index: int, choice: Choice, wants_logprobs: bool) -> Output:
+    if choice.finish is None:
+        raise InternalError("a choice ended without a finish")
+    return Output(
+        index=index,
+        text=choice.text,
+        token_ids=tuple(choice.token_ids),
+        finish_reason=choice.finish.reason,
+        stop=choice.finish.stop,
+        logprobs=tuple(choice.tokens) if wants_logprobs else None,
+        reasoning=choice.reasoning,
+        tool_calls=choice.tool_calls,
+        warnings=choice.finish.warnings,
+    )
 
 
 def _prompt(prompt: Prompt) -> dict[str, Any]:
@@ -295,6 +323,15 @@ def _grammar(json_schema: Mapping[str, Any] | None) -> Grammar | None:
     except (TypeError, RecursionError, ValueError) as error:
         raise InvalidRequest(f"json_schema is not JSON: {error}", param="json_schema") from None
     return Grammar(kind="json_schema", text=text, param="json_schema")
+
+
+def _tool(tool: Tool | Mapping[str, Any]) -> Tool:
+    if isinstance(tool, Tool):
+        return tool
+    try:
+        return msgspec.convert(dict(tool)["function"], Tool)
+    except (KeyError, msgspec.ValidationError) as error:
+        raise InvalidRequest(f"a tool is wrong: {error}", param="tools") from None
 
 
 def _message(message: Message | Mapping[str, Any]) -> Message:

@@ -12,6 +12,9 @@ from typing import Any, Literal
 import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+"""Why the engine ended a choice."""
+AnswerReason = Literal["stop", "length", "tool_calls", "abort", "error"]
+"""Why a choice ended, as clients are told: `tool_calls`, where the model's turn ended and it has called tools."""
 
 
 class ProcessorCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,6 +109,27 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     param: str
 
 
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that the model may call. `parameters` is a JSON schema of one object; None: it takes none.
+
+    `strict`: its arguments are held to the schema, and a schema that cannot be enforced is refused. Otherwise they are
+    where a call is required, as far as the schema can be enforced.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+
+
+class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the model calls tools. A named tool is `ToolChoice(mode="required", names=(name,))`."""
+
+    mode: Literal["none", "auto", "required"] = "auto"
+    names: tuple[str, ...] = ()
+    """Only these may be called; empty: any."""
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What a client asked, in no dialect. Exactly one of `messages`, `prompt` and `prompt_ids` is given."""
 
@@ -117,7 +141,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams = SamplingParams()
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    tools: tuple[dict[str, Any], ...] | None = None
+    tools: tuple[Tool, ...] = ()
+    """Only with `messages`, as is all about tools and reasoning."""
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    """False: an answer ends with its first call."""
+    thinking: bool | None = None
+    """Shall the model think before it answers? None: as its template has it."""
+    reasoning_effort: str | None = None
+    """A word for the model's template (low, medium, high); "none" is `thinking=False`."""
+    reasoning_budget: int | None = None
+    """Tokens after which its thoughts are brought to their end; None: any number."""
     template_kwargs: dict[str, Any] = {}
     grammar: Grammar | None = None
     priority: int = 0
@@ -178,6 +212,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Of the completion's tokens, those that the model thought with."""
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
@@ -265,22 +301,61 @@ class TextPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of one choice's text: valid UTF-8, never part of a stop string. `text` may be empty while
-    `token_ids` are not: the tokens are out, their text is held back."""
+    `token_ids` are not: the tokens are out, their text is held back or belongs to a tool call."""
 
     choice: int
     text: str
+    kind: Literal["content", "reasoning"] = "content"
+    """Part of the answer, or of what the model thinks before it."""
     token_ids: tuple[int, ...] = ()
     """The tokens since the choice's last piece."""
     tokens: tuple[TokenText, ...] = ()
     """The same tokens with text, bytes and logprobs, where those were asked for."""
 
 
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole call. `arguments` is the JSON text of one object, unless a warning says otherwise or the answer was
+    cut."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class ToolCallBegin(msgspec.Struct, frozen=True, kw_only=True):
+    """The model calls a tool: one of the request's, by its name. Calls of one choice come one after the other."""
+
+    choice: int
+    index: int
+    """Of the call among the choice's calls, from 0."""
+    id: str
+    name: str
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a call's arguments. All pieces together are the JSON text of one object, unless a warning of the
+    choice says that it is broken, or the answer was cut inside of it."""
+
+    choice: int
+    index: int
+    arguments: str
+
+
+class ToolCallEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The call's last event; every call has one, unless the request fails."""
+
+    choice: int
+    index: int
+
+
 class TextFinish(msgspec.Struct, frozen=True, kw_only=True):
     """One choice has ended; `stop` is the stop string or the one of `stop_token_ids` that ended it, if one did."""
 
     choice: int
-    reason: FinishReason
+    reason: AnswerReason
     stop: str | int | None = None
+    warnings: tuple[str, ...] = ()
+    """What the client should know of this answer: sentences."""
 
 
 class TextDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -289,6 +364,8 @@ class TextDone(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
 
 
-TextEvent = TextPrompt | TextDelta | TextFinish | TextDone
+ChoiceEvent = TextDelta | ToolCallBegin | ToolCallDelta | ToolCallEnd | TextFinish
+"""What belongs to one choice."""
+TextEvent = TextPrompt | ChoiceEvent | TextDone
 """What the service yields. Errors are raised as exceptions of `errors`, also in the middle of a stream: then each
 choice that was still open has ended in a `TextFinish` of reason "error"."""

@@ -11,41 +11,25 @@ import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
+from pelton.answering import Answer, Asked
 from pelton.best_of import best_of
-from pelton.checks import check_ids, check_range, check_sampling
+from pelton.checks import check_ids, check_range, check_sampling, check_tools
 from pelton.engine.client import error_of
 from pelton.engine.protocol import Counters, EngineInfo, PinInfo, Vocabulary
-from pelton.errors import ContextLengthExceeded, InternalError, InvalidRequest
-from pelton.request import (
-    Accepted,
-    Done,
-    EngineRequest,
-    ErrorEvent,
-    Event,
-    Finish,
-    Grammar,
-    Message,
-    PromptEvent,
-    Request,
-    SamplingParams,
-    TextDelta,
-    TextDone,
-    TextEvent,
-    TextFinish,
-    TokenEvent,
-    TokenText,
-    Usage,
-)
+from pelton.errors import ContextLengthExceeded, InvalidRequest
+from pelton.request import EngineRequest, ErrorEvent, Event, Grammar, Message, Request, SamplingParams, TextEvent
 from pelton.text.chat import ChatTemplate
 from pelton.text.disguise import strings
-from pelton.text.prompt_logprobs import AskedPrompt, token_text
-from pelton.text.stream import TextStream
+from pelton.text.output import Format
+from pelton.text.prompt_logprobs import AskedPrompt
+from pelton.text.reasoning import is_open, tags_of, thinking_switches
+from pelton.text.tools.detect import dialect_of
+from pelton.text.tools.prompt import template_form
 from pelton.text.words import TokenSearch, spellings
 
 if TYPE_CHECKING:
@@ -98,6 +82,14 @@ class Engine(Protocol):
         ...
 
 
+class _Prompt(NamedTuple):
+    """An encoded prompt, and how its answer is to be read."""
+
+    ids: list[int]
+    form: Format = Format()
+    warnings: tuple[str, ...] = ()
+
+
 class Service:
     """One loaded model: requests in, text events out. All methods belong to one event loop."""
 
@@ -134,12 +126,15 @@ class Service:
 
     async def encode(self, request: Request) -> list[int]:
         """The prompt's ids, begin token included. A `prompt` is plain text: control tokens in it stay text."""
+        return (await self._prompt(request)).ids
+
+    async def _prompt(self, request: Request) -> _Prompt:
         given = [request.messages is not None, request.prompt is not None, request.prompt_ids is not None]
         if sum(given) != 1:
             raise InvalidRequest("exactly one of messages, prompt and prompt_ids must be given", param="messages")
         if request.prompt_ids is not None:
             check_ids(request.prompt_ids, self.vocab_size, "prompt")
-            return list(request.prompt_ids)
+            return _Prompt(list(request.prompt_ids))
         return await asyncio.to_thread(self._encode_text, request)
 
     async def generate(self, request: Request) -> AsyncGenerator[TextEvent, None]:
@@ -153,7 +148,9 @@ class Service:
         if request.sampling.max_tokens == 0 and request.sampling.prompt_logprobs is None and not request.echo:
             raise InvalidRequest("max_tokens 0 asks for no answer, and nothing about the prompt", param="max_tokens")
         _check_policy(request)
-        prompt_ids = await self.encode(request)
+        check_tools(request)
+        prompt = await self._prompt(request)
+        prompt_ids = prompt.ids
         source = "messages" if request.messages is not None else "prompt"
         sampling = self._complete(request.sampling, len(prompt_ids), source)
         if request.grammar is not None:
@@ -176,8 +173,13 @@ class Service:
             cache_salt=request.cache_salt,
             grammar=request.grammar,
         )
-        prompt = AskedPrompt(self.tokenizer, request, engine_request)
-        answer = _Answer(self, engine_request, sampling, prompt)
+        asked = Asked(
+            sampling,
+            prompt.form,
+            is_one_call=not request.parallel_tool_calls,
+            warnings=prompt.warnings,
+        )
+        answer = Answer(self, engine_request, asked, AskedPrompt(self.tokenizer, request, engine_request))
         events = answer.events()
         if (made := engine_request.sampling.n) > sampling.n:
             events = best_of(events, sampling.n, made, answer.logprob)
@@ -238,29 +240,45 @@ class Service:
             return ()
         return await asyncio.to_thread(self._search.ids_with, sampling.dry_sequence_breakers)
 
-    def _encode_text(self, request: Request) -> list[int]:
+    def _encode_text(self, request: Request) -> _Prompt:
         if request.prompt is not None:
             self._check_length(len(request.prompt), "prompt")
-            return self.tokenizer.encode(request.prompt, add_special=True)
+            return _Prompt(self.tokenizer.encode(request.prompt, add_special=True))
         assert request.messages is not None
-        self._check_chat(request.messages, request)
+        # Where no tool may be called, none is shown: the model would call them all the same.
+        tools = [template_form(tool) for tool in request.tools if request.tool_choice.mode != "none"]
+        self._check_chat(request.messages, tools, request)
         if self._template is None:
             self._template = ChatTemplate.from_metadata(self._metadata, self.tokenizer)
+        source = self._template.source(has_tools=bool(tools))
+        switches, warnings = thinking_switches(source, request.thinking, request.reasoning_effort)
         prompt = self._template.render(
             request.messages,
-            tools=request.tools,
+            tools=tools,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
-            template_kwargs=request.template_kwargs,
+            template_kwargs={**switches, **request.template_kwargs},
         )
         self._check_length(sum(len(each) for each in prompt.segments if isinstance(each, str)), "messages")
-        return self.tokenizer.encode_segments(prompt.segments)
+        form = self._form(request, source, prompt.text)
+        return _Prompt(self.tokenizer.encode_segments(prompt.segments), form, tuple(warnings))
 
-    def _check_chat(self, messages: Sequence[Message], request: Request) -> None:
+    def _form(self, request: Request, template: str, prompt: str) -> Format:
+        """How the answer is to be read."""
+        tags = tags_of(template, self.tokenizer.control_texts)
+        choice = request.tool_choice
+        return Format(
+            tags=tags,
+            is_open=tags is not None and is_open(prompt, tags),
+            dialect=dialect_of(template) if request.tools and choice.mode != "none" else None,
+            names=choice.names or [tool.name for tool in request.tools],
+        )
+
+    def _check_chat(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], request: Request) -> None:
         """Refuse a chat far over the context before its template reads it: that keeps everybody else waiting, seconds
         for each ten million characters."""
         given = [[each.content, each.reasoning_content, each.name, each.tool_calls] for each in messages]
-        num_characters = sum(map(len, strings([given, request.tools, request.template_kwargs])))
+        num_characters = sum(map(len, strings([given, tools, request.template_kwargs])))
         limit = self.context * self.tokenizer.max_token_length
         if num_characters > limit:
             raise ContextLengthExceeded(
@@ -300,136 +318,6 @@ class Service:
             top_k=max(sampling.top_k, 0),
             top_n_sigma=max(sampling.top_n_sigma, 0.0),
         )
-
-
-@dataclass
-class _Choice:
-    """One choice under way."""
-
-    stream: TextStream
-    num_tokens: int = 0
-    """Tokens so far, the one that ended it included."""
-    unsent: list[int] = field(default_factory=list)
-    """Tokens since the last piece."""
-    logprob: float = 0.0
-    """Of all tokens so far together, where the engine told it."""
-    is_finished: bool = False
-
-
-class _Answer:
-    """A request under way: the engine's events -> text events."""
-
-    def __init__(self, service: Service, request: EngineRequest, sampling: SamplingParams, prompt: AskedPrompt) -> None:
-        self._prompt = prompt
-        self._engine = service.engine
-        self._tokenizer = service.tokenizer
-        self._request = request
-        self._wants_logprobs = sampling.logprobs is not None
-        self._stop_ids = frozenset(sampling.stop_token_ids)
-        self._is_accepted = False
-        self._choices = [
-            _Choice(
-                TextStream(
-                    service.tokenizer,
-                    stop=sampling.stop,
-                    include_stop=sampling.include_stop_str_in_output,
-                    skip_special=sampling.skip_special_tokens,
-                    min_tokens=sampling.min_tokens,
-                )
-            )
-            for _ in range(request.sampling.n)
-        ]
-
-    def logprob(self, index: int) -> float:
-        """Of all tokens of a choice together, where the engine was asked for logprobs."""
-        return self._choices[index].logprob
-
-    async def events(self) -> AsyncGenerator[TextEvent, None]:
-        """First an empty piece, once the engine has accepted the request; then its events."""
-        stream = self._engine.submit(self._request)
-        try:
-            async for event in stream:
-                match event:
-                    case Accepted():
-                        self._is_accepted = True
-                        yield TextDelta(choice=0, text="")
-                        for told in self._prompt.start():
-                            yield told
-                    case PromptEvent():
-                        for told in self._prompt.take(event):
-                            yield told
-                    case TokenEvent():
-                        for piece in self._take(event):
-                            yield piece
-                    case Finish():
-                        for piece in self._end(event):
-                            yield piece
-                    case Done(usage=usage):
-                        yield TextDone(usage=self._count(usage))
-                        return
-                    case ErrorEvent():
-                        raise error_of(event)
-            raise InternalError("the engine's events ended without a last one")
-        except Exception:
-            for finish in self._fail():
-                yield finish
-            raise
-        finally:
-            if (close := getattr(stream, "aclose", None)) is not None:
-                await close()
-
-    def _take(self, event: TokenEvent) -> list[TextEvent]:
-        choice = self._choices[event.choice]
-        if choice.is_finished:  # A stop string has ended it; the engine hears of it only now.
-            return []
-        choice.num_tokens += 1
-        choice.logprob += event.logprob or 0.0
-        choice.unsent.append(event.token_id)
-        text = choice.stream.feed(event.token_id)
-        tokens = (self._token_text(event),) if self._wants_logprobs else ()
-        pieces = self._piece(event.choice, text, tokens) if text or tokens else []
-        if choice.stream.stopped_by is not None:
-            self._engine.abort(self._request.id, event.choice)
-            pieces += self._finish(event.choice, TextFinish(choice=event.choice, reason="stop"))
-        return pieces
-
-    def _end(self, event: Finish) -> list[TextEvent]:
-        choice = self._choices[event.choice]
-        if choice.is_finished:
-            return []
-        choice.num_tokens += event.stop_id is not None
-        choice.logprob += event.logprob or 0.0
-        stop = event.stop_id if event.stop_id in self._stop_ids else None
-        return self._finish(event.choice, TextFinish(choice=event.choice, reason=event.reason, stop=stop))
-
-    def _finish(self, index: int, finish: TextFinish) -> list[TextEvent]:
-        choice = self._choices[index]
-        text = choice.stream.finish()
-        choice.is_finished = True
-        pieces = self._piece(index, text, ()) if text or choice.unsent else []
-        if choice.stream.stopped_by is not None:
-            finish = TextFinish(choice=index, reason="stop", stop=choice.stream.stopped_by)
-        return [*pieces, finish]
-
-    def _fail(self) -> list[TextEvent]:
-        """End the choices that are still open when an error is about to be raised."""
-        failed = [i for i, choice in enumerate(self._choices) if self._is_accepted and not choice.is_finished]
-        for i in failed:
-            self._choices[i].is_finished = True
-        return [TextFinish(choice=i, reason="error") for i in failed]
-
-    def _piece(self, index: int, text: str, tokens: tuple[TokenText, ...]) -> list[TextEvent]:
-        token_ids, self._choices[index].unsent = tuple(self._choices[index].unsent), []
-        return [TextDelta(choice=index, text=text, token_ids=token_ids, tokens=tokens)]
-
-    def _token_text(self, event: TokenEvent) -> TokenText:
-        if event.logprob is None:
-            raise InternalError("the engine sent a token without the logprob that was asked for")
-        return token_text(self._tokenizer, event.token_id, event.logprob, event.top)
-
-    def _count(self, usage: Usage) -> Usage:
-        """What the engine counted, but without tokens that it made after a stop string was found."""
-        return msgspec.structs.replace(usage, completion_tokens=sum(choice.num_tokens for choice in self._choices))
 
 
 def _for_engine(sampling: SamplingParams) -> SamplingParams:

@@ -15,7 +15,7 @@ import uvicorn
 from pelton.config import ServerConfig
 from pelton.errors import ModelNotFound, PeltonError
 from pelton.pool import ModelCard
-from pelton.request import Request, TextDelta, TextDone, TextEvent, TextFinish, TokenText, Usage
+from pelton.request import ChoiceEvent, Request, TextDelta, TextDone, TextEvent, TextFinish, TokenText, Usage
 from pelton.server import app
 
 
@@ -31,6 +31,8 @@ class ScriptedService:
     """Answers every choice with `words`, then does what `then` says."""
 
     words: tuple[str, ...] = ("Hel", "lo", " 🦙")
+    events: tuple[ChoiceEvent, ...] = ()
+    """What the first choice says in place of the words, its end included."""
     refuse: PeltonError | None = None
     fail_after: int | None = None
     hang_after: int | None = None
@@ -57,6 +59,11 @@ class ScriptedService:
         wants = request.sampling.logprobs is not None
         try:
             await asyncio.sleep(self.delay)
+            if self.events:
+                for event in self.events:
+                    yield event
+                yield TextDone(usage=self.usage(request))
+                return
             for i, word in enumerate(self.words):
                 if i == self.fail_after:
                     for choice in range(request.sampling.n):

@@ -142,6 +142,7 @@ class Session:
             sampling=self._sampling,
         )
         pieces: list[str] = []
+        was_thought = False
         start = time.perf_counter()
         first = 0.0
         is_whole = False
@@ -151,9 +152,10 @@ class Session:
                     match event:
                         case TextDelta():
                             first = first or time.perf_counter()
-                            pieces.append(event.text)
-                            sys.stdout.write(event.text)
-                            sys.stdout.flush()
+                            is_thought = event.kind == "reasoning"
+                            if not is_thought:
+                                pieces.append(event.text)
+                            was_thought = self._write(event.text, is_thought, was_thought)
                         case TextFinish(reason="length"):
                             click.echo("\n[cut: the limit of tokens is reached]", err=True, nl=False)
                         case TextDone():
@@ -162,6 +164,15 @@ class Session:
         finally:
             if pieces or is_whole:
                 self._messages += [question, Message(role="assistant", content="".join(pieces))]
+
+    @staticmethod
+    def _write(text: str, is_thought: bool, was_thought: bool) -> bool:
+        """Show a piece of the answer; what is thought before it is shown dim. Was this thought?"""
+        if not text:
+            return was_thought
+        break_between = "\n\n" if was_thought and not is_thought else ""
+        click.echo(break_between + (click.style(text, dim=True) if is_thought else text), nl=False)
+        return is_thought
 
     def _report(self, done: TextDone, start: float, first: float) -> None:
         click.echo()

@@ -6,31 +6,33 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.requests import Request as HTTPRequest
 from starlette.types import ASGIApp
 
 from pelton.errors import InternalError, PeltonError
+from pelton.folding import Choice, summed
 from pelton.pool import Pool
-from pelton.request import Request, TextDelta, TextDone, TextEvent, TextFinish, TextPrompt, TokenText, Usage
+from pelton.request import (
+    Request,
+    TextDelta,
+    TextDone,
+    TextEvent,
+    TextFinish,
+    TextPrompt,
+    ToolCallBegin,
+    ToolCallDelta,
+    ToolCallEnd,
+    Usage,
+)
 from pelton.server.wire import JSON, EventStream, unless_gone
 
 log = logging.getLogger("pelton.server")
 
 TextStream = AsyncGenerator[TextEvent, None]
+ToolCallEvent = ToolCallBegin | ToolCallDelta | ToolCallEnd
 IndexedStream = AsyncGenerator[tuple[int, TextEvent], None]
-
-
-@dataclass
-class Choice:
-    """All of one choice, for an answer in one piece."""
-
-    prompt: TextPrompt | None = None
-    text: list[str] = field(default_factory=list)
-    tokens: list[TokenText] = field(default_factory=list)
-    finish: TextFinish | None = None
 
 
 class Reply(Protocol):
@@ -52,6 +54,10 @@ class Reply(Protocol):
 
     def delta(self, index: int, delta: TextDelta) -> bytes:
         """A piece of a stream; empty where there is nothing to say."""
+        ...
+
+    def tool_call(self, index: int, event: ToolCallEvent) -> bytes:
+        """The beginning, a piece or the end of a tool call; empty where there is nothing to say."""
         ...
 
     def finish(self, index: int, finish: TextFinish) -> bytes:
@@ -159,12 +165,14 @@ async def _chunks(reply: Reply, events: IndexedStream, count: int) -> AsyncGener
                     yield b"".join(reply.prompt(i, event) for i in range(index, index + reply.num_choices))
                 case TextDelta():
                     yield reply.delta(index, event)
+                case ToolCallBegin() | ToolCallDelta() | ToolCallEnd():
+                    yield reply.tool_call(index, event)
                 case TextFinish(reason="error"):
                     pass  # no dialect has such a reason: the failure that follows says it
                 case TextFinish():
                     yield reply.finish(index, event)
                 case TextDone():
-                    usage = _sum(usage, event.usage)
+                    usage = summed(usage, event.usage)
         yield reply.ending(usage)
 
 
@@ -178,19 +186,8 @@ async def _fold(reply: Reply, events: IndexedStream, count: int) -> Any:
                 case TextPrompt():
                     for choice in choices[index : index + reply.num_choices]:
                         choice.prompt = event
-                case TextDelta():
-                    choices[index].text.append(event.text)
-                    choices[index].tokens.extend(event.tokens)
-                case TextFinish():
-                    choices[index].finish = event
                 case TextDone():
-                    usage = _sum(usage, event.usage)
+                    usage = summed(usage, event.usage)
+                case _:
+                    choices[index].add(event)
     return reply.whole(choices, usage)
-
-
-def _sum(a: Usage, b: Usage) -> Usage:
-    return Usage(
-        prompt_tokens=a.prompt_tokens + b.prompt_tokens,
-        completion_tokens=a.completion_tokens + b.completion_tokens,
-        cached_tokens=a.cached_tokens + b.cached_tokens,
-    )

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from pelton.errors import InvalidRequest
 from pelton.pool import ModelCard, Pool
-from pelton.request import Grammar, Message, Request, SamplingParams
+from pelton.request import Grammar, Message, Request, SamplingParams, Tool, ToolChoice
 from pelton.server import openai_types as wire
 from pelton.server.answer import answer
 from pelton.server.openai_reply import ChatReply, CompletionReply
@@ -27,7 +27,7 @@ def routes(pool: Pool) -> list[Route]:
 
     async def chat(http: HTTPRequest) -> ASGIApp:
         body, extras = await read(http, wire.ChatRequest)
-        continues = bool(body.continue_final_message)
+        continues = _continues(body)
         request = Request(
             id=f"chatcmpl-{secrets.token_hex(12)}",
             model=body.model,
@@ -35,6 +35,11 @@ def routes(pool: Pool) -> list[Route]:
             sampling=_chat_sampling(body),
             add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
             continue_final_message=continues,
+            tools=tuple(tool(each) for each in body.tools or ()),
+            tool_choice=_tool_choice(body.tool_choice),
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            reasoning_effort=body.reasoning_effort,
+            reasoning_budget=body.reasoning_budget,
             template_kwargs=body.chat_template_kwargs or {},
             priority=body.priority or 0,
             timeout=body.timeout,
@@ -98,6 +103,38 @@ def message(index: int, given: wire.WireMessage) -> Message:
         tool_call_id=given.tool_call_id,
         reasoning_content=given.reasoning_content,
     )
+
+
+def tool(given: wire.WireTool) -> Tool:
+    """One entry of `tools`."""
+    function = given.function
+    return Tool(
+        name=function.name,
+        description=function.description,
+        parameters=function.parameters,
+        strict=bool(function.strict),
+    )
+
+
+def _tool_choice(given: str | wire.WireToolChoice | None) -> ToolChoice:
+    match given:
+        case None:
+            return ToolChoice()
+        case "none" | "auto" | "required":
+            return ToolChoice(mode=given)
+        case wire.WireToolChoice(type="function", function=wire.FunctionName(name)):
+            return ToolChoice(mode="required", names=(name,))
+        case wire.WireToolChoice(type="allowed_tools", allowed_tools=wire.AllowedTools(mode, tools)) if tools:
+            return ToolChoice(mode=mode, names=tuple(each.function.name for each in tools))
+    raise InvalidRequest("tool_choice names no function", param="tool_choice")
+
+
+def _continues(body: wire.ChatRequest) -> bool:
+    """Does the answer go on with the last message? Unless the request says, it does with the assistant's words."""
+    last = body.messages[-1] if body.messages else None
+    if body.continue_final_message is not None or body.add_generation_prompt is not None or last is None:
+        return bool(body.continue_final_message)
+    return last.role == "assistant" and bool(last.content) and not last.tool_calls
 
 
 def _grammar(given: wire.ResponseFormat | None) -> Grammar | None:

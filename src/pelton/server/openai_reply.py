@@ -9,9 +9,19 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from pelton.errors import InternalError, InvalidRequest, PeltonError
-from pelton.request import TextDelta, TextFinish, TextPrompt, TokenText, Usage
+from pelton.folding import Choice
+from pelton.request import (
+    TextDelta,
+    TextFinish,
+    TextPrompt,
+    TokenText,
+    ToolCallBegin,
+    ToolCallDelta,
+    ToolCallEnd,
+    Usage,
+)
 from pelton.server import openai_types as wire
-from pelton.server.answer import Choice
+from pelton.server.answer import ToolCallEvent
 from pelton.server.wire import DONE, sse
 
 B = TypeVar("B", bound=wire.SamplingFields)
@@ -52,7 +62,7 @@ class OpenAIReply(Generic[B]):
         self.created = int(time.time())
         self.fingerprint: str | None = None
 
-    def chunk(self, choices: list[Any], usage: wire.WireUsage | None = None) -> bytes:
+    def chunk(self, choices: list[Any], usage: wire.WireUsage | None = None, warnings: Sequence[str] = ()) -> bytes:
         """One chunk. Where usage was asked for it stands in every chunk, null in all but the last."""
         value = wire.Chunk(
             id=self.id,
@@ -63,6 +73,7 @@ class OpenAIReply(Generic[B]):
             choices=choices,
             usage=usage if self.wants_usage else msgspec.UNSET,
             ignored_params=self.ignored or msgspec.UNSET,
+            warnings=list(warnings) or msgspec.UNSET,
         )
         return sse(value)
 
@@ -86,6 +97,7 @@ class OpenAIReply(Generic[B]):
             usage=_usage(usage),
             prompt_logprobs=self.prompt_logprobs(choices),
             ignored_params=self.ignored or msgspec.UNSET,
+            warnings=_warnings(choices) or msgspec.UNSET,
         )
 
     def choice(self, index: int, choice: Choice, finish: TextFinish) -> Any:
@@ -125,18 +137,32 @@ class ChatReply(OpenAIReply[wire.ChatRequest]):
         if not delta.text and not delta.tokens:
             return b""
         logprobs = _chat_logprobs(delta.tokens) if self.wants_logprobs else None
-        return self.chunk([wire.ChunkChoice(index=index, delta=wire.Delta(content=delta.text), logprobs=logprobs)])
+        is_reasoning = delta.kind == "reasoning"
+        said = wire.Delta(reasoning_content=delta.text) if is_reasoning else wire.Delta(content=delta.text)
+        return self.chunk([wire.ChunkChoice(index=index, delta=said, logprobs=logprobs)])
+
+    def tool_call(self, index: int, event: ToolCallEvent) -> bytes:
+        """A piece of a call: the first carries its id and name."""
+        match event:
+            case ToolCallBegin():
+                function = wire.CalledFunction(name=event.name, arguments="")
+                call = wire.WireCall(index=event.index, id=event.id, type="function", function=function)
+            case ToolCallDelta():
+                call = wire.WireCall(index=event.index, function=wire.CalledFunction(arguments=event.arguments))
+            case ToolCallEnd():
+                return b""
+        return self.chunk([wire.ChunkChoice(index=index, delta=wire.Delta(tool_calls=[call]))])
 
     def finish(self, index: int, finish: TextFinish) -> bytes:
         """The chunk that carries the finish reason."""
         end = wire.ChunkChoice(index=index, delta=wire.Delta(), finish_reason=finish.reason, stop_reason=finish.stop)
-        return self.chunk([end])
+        return self.chunk([end], warnings=finish.warnings)
 
     def choice(self, index: int, choice: Choice, finish: TextFinish) -> wire.ChatChoice:
         """One choice of the answer in one piece."""
         return wire.ChatChoice(
             index=index,
-            message=wire.AnswerMessage(content="".join(choice.text)),
+            message=_message(choice),
             logprobs=_chat_logprobs(choice.tokens) if self.wants_logprobs else None,
             finish_reason=finish.reason,
             stop_reason=finish.stop,
@@ -173,16 +199,20 @@ class CompletionReply(OpenAIReply[wire.CompletionRequest]):
             return b""
         return self.chunk([self._choice(index, delta.text, delta.tokens, None)])
 
+    def tool_call(self, index: int, event: ToolCallEvent) -> bytes:
+        """Never: a completion calls nothing."""
+        raise InternalError("a completion has called a tool")
+
     def finish(self, index: int, finish: TextFinish) -> bytes:
         """The chunk that carries the finish reason."""
-        return self.chunk([self._choice(index, "", (), finish)])
+        return self.chunk([self._choice(index, "", (), finish)], warnings=finish.warnings)
 
     def choice(self, index: int, choice: Choice, finish: TextFinish) -> wire.CompletionChoice:
         """One choice of the answer in one piece."""
         prompt = choice.prompt
         echoed = prompt if self._is_echo else None
         columns = None if echoed is None else self._prompt_columns(index, echoed)
-        answer = self._choice(index, "".join(choice.text), choice.tokens, finish)
+        answer = self._choice(index, choice.text, choice.tokens, finish)
         if columns is not None and answer.logprobs is not None:
             for name in columns.__struct_fields__:
                 getattr(columns, name).extend(getattr(answer.logprobs, name))
@@ -230,10 +260,29 @@ class CompletionReply(OpenAIReply[wire.CompletionRequest]):
         self._offsets[index] = offset
 
 
+def _message(choice: Choice) -> wire.AnswerMessage:
+    calls = [
+        wire.WireCall(
+            id=call.id, type="function", function=wire.CalledFunction(name=call.name, arguments=call.arguments)
+        )
+        for call in choice.tool_calls
+    ]
+    return wire.AnswerMessage(
+        content=choice.text or (None if calls else ""),
+        reasoning_content=choice.reasoning or msgspec.UNSET,
+        tool_calls=calls or msgspec.UNSET,
+    )
+
+
 def _finish_of(choice: Choice) -> TextFinish:
     if choice.finish is None:
         raise InternalError("a choice ended without a finish")
     return choice.finish
+
+
+def _warnings(choices: Sequence[Choice]) -> list[str]:
+    """Those of all choices, each once."""
+    return list(dict.fromkeys(each for choice in choices for each in _finish_of(choice).warnings))
 
 
 def _ignored(extras: dict[str, Any]) -> list[str]:
@@ -252,6 +301,7 @@ def _usage(usage: Usage) -> wire.WireUsage:
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=wire.PromptTokensDetails(usage.cached_tokens),
+        completion_tokens_details=wire.CompletionTokensDetails(usage.reasoning_tokens),
     )
 
 

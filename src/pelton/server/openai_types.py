@@ -112,6 +112,50 @@ class WireMessage(msgspec.Struct, frozen=True, kw_only=True):
     audio: Any = None
 
 
+class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
+    """`tools[].function`."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class WireTool(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `tools`."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class FunctionName(msgspec.Struct, frozen=True):
+    """A function by its name."""
+
+    name: str
+
+
+class AllowedTool(msgspec.Struct, frozen=True):
+    """One entry of `tool_choice.allowed_tools.tools`."""
+
+    function: FunctionName
+    type: Literal["function"] = "function"
+
+
+class AllowedTools(msgspec.Struct, frozen=True):
+    """`tool_choice.allowed_tools`."""
+
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool]
+
+
+class WireToolChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """`tool_choice` as an object: one function, or those that may be called."""
+
+    type: Literal["function", "allowed_tools"]
+    function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
+
+
 class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     """The body of POST /v1/chat/completions."""
 
@@ -119,6 +163,12 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    tools: list[WireTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | WireToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    # ours
+    reasoning_budget: int | None = None
     # vLLM's
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -136,8 +186,6 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
 
 _NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
 NOT_OFFERED: dict[str, tuple[Any, ...]] = {
-    "tools": _NOTHING,
-    "tool_choice": (*_NOTHING, "none", "auto"),
     "functions": _NOTHING,
     "function_call": (*_NOTHING, "none", "auto"),
     "modalities": (*_NOTHING, ["text"]),
@@ -208,6 +256,12 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """`usage.completion_tokens_details`."""
+
+    reasoning_tokens: int
+
+
 class WireUsage(msgspec.Struct, frozen=True, kw_only=True):
     """`usage`."""
 
@@ -215,14 +269,35 @@ class WireUsage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class CalledFunction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`tool_calls[].function`; in a stream, what has come of it."""
+
+    name: str | None = None
+    arguments: str
+
+
+class WireCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`tool_calls[]`; in a stream, a piece of one."""
+
+    index: int | None = None
+    """Only in a stream."""
+    id: str | None = None
+    type: str | None = None
+    function: CalledFunction
 
 
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
     """`choices[].message`."""
 
     role: str = "assistant"
-    content: str = ""
+    content: str | None
+    """Null where there are only calls."""
     refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[WireCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,6 +326,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     role: str | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[WireCall] | None = None
 
 
 class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,6 +352,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     usage: WireUsage
     prompt_logprobs: PromptLogprobs = msgspec.UNSET
     ignored_params: list[str] | msgspec.UnsetType = msgspec.UNSET
+    warnings: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -288,6 +366,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChunkChoice] | list[CompletionChoice]
     usage: WireUsage | msgspec.UnsetType | None = msgspec.UNSET
     ignored_params: list[str] | msgspec.UnsetType = msgspec.UNSET
+    warnings: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """In a choice's last chunk."""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

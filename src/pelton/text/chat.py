@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from pelton.errors import InvalidRequest
 from pelton.request import Message
 from pelton.text.disguise import Disguise, Prompt, private_characters, strings
@@ -63,6 +65,10 @@ class ChatTemplate:
                 special[f"{name}_token"] = tokenizer.token_text(id)
         return cls(source, tokenizer, tool_source=metadata.get("tokenizer.chat_template.tool_use"), special=special)
 
+    def source(self, *, has_tools: bool) -> str:
+        """The template that is used."""
+        return (self._tools if has_tools else self._plain).source
+
     def render(
         self,
         messages: Sequence[Message],
@@ -78,6 +84,10 @@ class ChatTemplate:
         self._check(messages, template_kwargs, add_generation_prompt and continue_final_message)
         if (shape := self._shapes.get(template)) is None:
             shape = self._shapes[template] = probe(template)
+        if "developer" not in template.source:  # what OpenAI calls the system's role now
+            messages = [
+                msgspec.structs.replace(each, role="system") if each.role == "developer" else each for each in messages
+            ]
         inputs = {
             "messages": [plain_message(message, shape, i) for i, message in enumerate(messages)],
             "tools": list(tools) if tools else None,

@@ -8,7 +8,7 @@ bytes, however long the text has become.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -89,12 +89,14 @@ class TextStream:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special: bool = True,
+        shown: Collection[int] = (),
         min_tokens: int = 0,
     ) -> None:
-        """`skip_special`: control tokens give no text. `min_tokens`: in the text of the first so many tokens no stop
-        string is looked for."""
+        """`skip_special`: control tokens give no text, unless they are among `shown`. `min_tokens`: in the text of the
+        first so many tokens no stop string is looked for."""
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._shown = shown
         self._num_exempt = min_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = StopStrings(stop, include=include_stop)
@@ -108,7 +110,7 @@ class TextStream:
         """The text that is certain now that `token_id` has come; often empty."""
         is_exempt = self._num_exempt > 0
         self._num_exempt -= is_exempt
-        if self._skip_special and self._tokenizer.is_control(token_id):
+        if self._skip_special and self._tokenizer.is_control(token_id) and token_id not in self._shown:
             return ""
         text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
         return text if is_exempt else self._stops.feed(text)

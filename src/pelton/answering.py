@@ -1,0 +1,256 @@
+"""The engine's events -> text events: one request under way."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from pelton.engine.client import error_of
+from pelton.errors import InternalError
+from pelton.request import (
+    Accepted,
+    AnswerReason,
+    ChoiceEvent,
+    Done,
+    EngineRequest,
+    ErrorEvent,
+    Finish,
+    PromptEvent,
+    SamplingParams,
+    TextDelta,
+    TextDone,
+    TextEvent,
+    TextFinish,
+    TokenEvent,
+    TokenText,
+    ToolCallBegin,
+    ToolCallDelta,
+    ToolCallEnd,
+    Usage,
+)
+from pelton.text.output import Format, OutputParser
+from pelton.text.prompt_logprobs import AskedPrompt, token_text
+from pelton.text.stream import TextStream
+from pelton.text.tools.reader import Arguments, Begin, End, Piece, Text
+
+if TYPE_CHECKING:
+    from pelton.service import Service
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the service knows of a request and the engine does not."""
+
+    sampling: SamplingParams
+    form: Format
+    """How the answer is to be read."""
+    is_one_call: bool = False
+    """Does the answer end with its first call?"""
+    warnings: tuple[str, ...] = ()
+    """For every choice's end."""
+
+    def call_id(self) -> str:
+        """Of a new call."""
+        return "call_" + secrets.token_hex(12)
+
+
+@dataclass
+class _Choice:
+    """One choice under way."""
+
+    stream: TextStream
+    parser: OutputParser | None
+    """None: all text is the answer."""
+    num_tokens: int = 0
+    """Tokens so far, the one that ended it included."""
+    num_thought: int = 0
+    """Those of them that the model thought with, the tags included."""
+    num_calls: int = 0
+    unsent: list[int] = field(default_factory=list)
+    """Tokens since the last piece."""
+    logprob: float = 0.0
+    """Of all tokens so far together, where the engine told it."""
+    is_finished: bool = False
+
+
+class Answer:
+    """A request under way: the engine's events -> text events."""
+
+    def __init__(self, service: Service, request: EngineRequest, asked: Asked, prompt: AskedPrompt) -> None:
+        sampling = asked.sampling
+        self._prompt = prompt
+        self._engine = service.engine
+        self._tokenizer = service.tokenizer
+        self._request = request
+        self._asked = asked
+        self._wants_logprobs = sampling.logprobs is not None
+        self._stop_ids = frozenset(sampling.stop_token_ids)
+        self._is_accepted = False
+        form = asked.form
+        shown = {id for text in form.markers if (id := service.tokenizer.control_id(text)) is not None}
+        self._choices = [
+            _Choice(
+                TextStream(
+                    service.tokenizer,
+                    stop=sampling.stop,
+                    include_stop=sampling.include_stop_str_in_output,
+                    skip_special=sampling.skip_special_tokens,
+                    shown=shown,
+                    min_tokens=sampling.min_tokens,
+                ),
+                None if form.is_plain else OutputParser(form),
+            )
+            for _ in range(request.sampling.n)
+        ]
+
+    def logprob(self, index: int) -> float:
+        """Of all tokens of a choice together, where the engine was asked for logprobs."""
+        return self._choices[index].logprob
+
+    async def events(self) -> AsyncGenerator[TextEvent, None]:
+        """First an empty piece, once the engine has accepted the request; then its events."""
+        stream = self._engine.submit(self._request)
+        try:
+            async for event in stream:
+                match event:
+                    case Accepted():
+                        self._is_accepted = True
+                        yield TextDelta(choice=0, text="")
+                        for told in self._prompt.start():
+                            yield told
+                    case PromptEvent():
+                        for told in self._prompt.take(event):
+                            yield told
+                    case TokenEvent():
+                        for piece in self._take(event):
+                            yield piece
+                    case Finish():
+                        for piece in self._end(event):
+                            yield piece
+                    case Done(usage=usage):
+                        yield TextDone(usage=self._count(usage))
+                        return
+                    case ErrorEvent():
+                        raise error_of(event)
+            raise InternalError("the engine's events ended without a last one")
+        except Exception:
+            for finish in self._fail():
+                yield finish
+            raise
+        finally:
+            if (close := getattr(stream, "aclose", None)) is not None:
+                await close()
+
+    def _take(self, event: TokenEvent) -> list[ChoiceEvent]:
+        choice = self._choices[event.choice]
+        if choice.is_finished:  # A stop string has ended it; the engine hears of it only now.
+            return []
+        choice.num_tokens += 1
+        choice.logprob += event.logprob or 0.0
+        choice.unsent.append(event.token_id)
+        tokens = (self._token_text(event),) if self._wants_logprobs else ()
+        was_thinking = choice.parser is not None and choice.parser.is_thinking
+        events = self._pieces(event.choice, choice.stream.feed(event.token_id), tokens)
+        choice.num_thought += was_thinking or (choice.parser is not None and choice.parser.is_thinking)
+        if choice.stream.stopped_by is not None:
+            self._engine.abort(self._request.id, event.choice)
+            events += self._finish(event.choice, "stop", choice.stream.stopped_by)
+        elif self._has_called(choice):
+            self._engine.abort(self._request.id, event.choice)
+            events += self._finish(event.choice, "stop", None)
+        return events
+
+    def _has_called(self, choice: _Choice) -> bool:
+        """Has it made the one call that it may make?"""
+        return self._asked.is_one_call and choice.parser is not None and choice.parser.num_complete_calls > 0
+
+    def _end(self, event: Finish) -> list[ChoiceEvent]:
+        choice = self._choices[event.choice]
+        if choice.is_finished:
+            return []
+        choice.num_tokens += event.stop_id is not None
+        choice.logprob += event.logprob or 0.0
+        stop = event.stop_id if event.stop_id in self._stop_ids else None
+        return self._finish(event.choice, event.reason, stop)
+
+    def _finish(self, index: int, reason: AnswerReason, stop: str | int | None) -> list[ChoiceEvent]:
+        choice = self._choices[index]
+        choice.is_finished = True
+        events: list[ChoiceEvent] = []
+        if not self._has_called(choice):  # what follows the one call is not told
+            events = self._pieces(index, choice.stream.finish(), ())
+        if choice.stream.stopped_by is not None:
+            reason, stop = "stop", choice.stream.stopped_by
+        warnings = self._asked.warnings
+        if choice.parser is not None:
+            events += self._events(index, choice.parser.finish())
+            warnings += choice.parser.warnings
+            if reason == "stop" and choice.parser.num_complete_calls:
+                reason = "tool_calls"
+        if choice.unsent:
+            events.append(self._delta(index, "", ()))
+        return [*events, TextFinish(choice=index, reason=reason, stop=stop, warnings=warnings)]
+
+    def _fail(self) -> list[TextEvent]:
+        """End the choices that are still open when an error is about to be raised."""
+        failed = [i for i, choice in enumerate(self._choices) if self._is_accepted and not choice.is_finished]
+        for i in failed:
+            self._choices[i].is_finished = True
+        return [TextFinish(choice=i, reason="error") for i in failed]
+
+    def _pieces(self, index: int, text: str, tokens: tuple[TokenText, ...]) -> list[ChoiceEvent]:
+        """The events of some text and its tokens."""
+        parser = self._choices[index].parser
+        if parser is None:
+            return [self._delta(index, text, tokens)] if text or tokens else []
+        events = self._events(index, parser.feed(text) if text else [])
+        if tokens and isinstance(first := events[0] if events else None, TextDelta):
+            events[0] = msgspec.structs.replace(first, tokens=tokens)
+        elif tokens:
+            kind: Literal["content", "reasoning"] = "reasoning" if parser.is_thinking else "content"
+            events.insert(0, self._delta(index, "", tokens, kind))
+        return events
+
+    def _events(self, index: int, pieces: list[Piece]) -> list[ChoiceEvent]:
+        choice = self._choices[index]
+        events: list[ChoiceEvent] = []
+        for piece in pieces:
+            match piece:
+                case Text(text, is_reasoning):
+                    events.append(self._delta(index, text, (), "reasoning" if is_reasoning else "content"))
+                case Begin(name):
+                    call_id = self._asked.call_id()
+                    events.append(ToolCallBegin(choice=index, index=choice.num_calls, id=call_id, name=name))
+                    choice.num_calls += 1
+                case Arguments(text):
+                    events.append(ToolCallDelta(choice=index, index=choice.num_calls - 1, arguments=text))
+                case End():
+                    events.append(ToolCallEnd(choice=index, index=choice.num_calls - 1))
+        return events
+
+    def _delta(
+        self,
+        index: int,
+        text: str,
+        tokens: tuple[TokenText, ...],
+        kind: Literal["content", "reasoning"] = "content",
+    ) -> TextDelta:
+        token_ids, self._choices[index].unsent = tuple(self._choices[index].unsent), []
+        return TextDelta(choice=index, text=text, kind=kind, token_ids=token_ids, tokens=tokens)
+
+    def _token_text(self, event: TokenEvent) -> TokenText:
+        if event.logprob is None:
+            raise InternalError("the engine sent a token without the logprob that was asked for")
+        return token_text(self._tokenizer, event.token_id, event.logprob, event.top)
+
+    def _count(self, usage: Usage) -> Usage:
+        """What the engine counted, but without tokens that it made after a stop string was found."""
+        return msgspec.structs.replace(
+            usage,
+            completion_tokens=sum(choice.num_tokens for choice in self._choices),
+            reasoning_tokens=sum(choice.num_thought for choice in self._choices),
+        )

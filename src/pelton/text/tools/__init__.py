@@ -1,0 +1,1 @@
+"""How models write tool calls and thoughts into their text: one small file per dialect."""
