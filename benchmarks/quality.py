@@ -75,7 +75,7 @@ def main() -> None:
     windows = bench.cut(tokenizer.encode(text, add_special=False), args.context, args.tokens, begin)
     model = load(opened, args.context)
     options = bench.Options(
-        kv_types=tuple(args.kv_dtype) or ("bf16", "f32"),
+        kv_types=tuple(args.kv_dtype) or ("f16", "f32"),
         references=tuple(args.reference),
         num_threads=args.threads,
         context=args.context,

@@ -21,10 +21,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """0: one per physical core this process may use."""
     isa: str = ""
     """"": the best this CPU has; or generic, avx2, avx512, amx."""
-    kv_dtype: str = "bf16"
-    """What keys and values are stored as: f32, bf16, f16 or int8. A half holds at most 65504 in magnitude:
-    what is larger is stored as that. int8 has a scale for each 32 columns of a token and head, and takes 0.56 of bf16's
-    memory."""
+    kv_dtype: str = "f16"
+    """What keys and values are stored as: f32, bf16, f16 or int8. f16 keeps 11 bits of each, bf16 8, and holds at most
+    65504 in magnitude: what is larger is stored as that. int8 has a scale for each 32 columns of a token and head, and
+    takes 0.56 of f16's memory."""
     context: int = 0
     """Tokens a sequence may hold; 0: what the model was trained for, as far as memory allows."""
     kv_memory: int = 0

@@ -42,7 +42,7 @@ PROMPTS = (
 def generate(model: base.Model, prompts: list[list[int]]) -> list[list[int]]:
     """All prompts at once, one prefill and then decodes, the likeliest token each time."""
     length = max(map(len, prompts)) + NUM_TOKENS
-    run_step = stepping.on_backend(model, len(prompts), length, "bf16")
+    run_step = stepping.on_backend(model, len(prompts), length, "f16")
     tables = stepping.scattered_tables(model.config.groups, len(prompts), length)
     texts, done = [list(p) for p in prompts], [0] * len(prompts)
     for _ in range(NUM_TOKENS):

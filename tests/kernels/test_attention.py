@@ -34,7 +34,7 @@ class Layer:
     value_dim: int = 64
     window: int | None = None
     softcap: float | None = None
-    kv_type: KVType = "bf16"
+    kv_type: KVType = "f16"
 
     @property
     def scale(self) -> float:
@@ -142,7 +142,7 @@ def in_steps(layer: Layer, length: int, sizes: list[int], threads: int = 1) -> F
 LAYERS = [
     Layer(),
     Layer(kv_type="f32"),
-    Layer(kv_type="f16"),
+    Layer(kv_type="bf16"),
     Layer(kv_type="int8"),
     Layer(heads=1, kv_heads=1, dim=80, value_dim=80),
     Layer(heads=14, kv_heads=2, window=37),
@@ -150,7 +150,7 @@ LAYERS = [
     Layer(heads=4, kv_heads=1, dim=256, value_dim=256, window=300, softcap=50.0),
     Layer(heads=8, kv_heads=2, dim=128, value_dim=128, window=1),
     Layer(heads=3, kv_heads=1, dim=72, value_dim=40, kv_type="f32", window=256),
-    Layer(heads=3, kv_heads=1, dim=72, value_dim=40, kv_type="f16", window=256),
+    Layer(heads=3, kv_heads=1, dim=72, value_dim=40, kv_type="bf16", window=256),
     Layer(heads=3, kv_heads=1, dim=72, value_dim=40, kv_type="int8", window=256),
     Layer(heads=20, kv_heads=2, dim=128, value_dim=96, kv_type="int8"),
 ]

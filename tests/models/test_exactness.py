@@ -36,7 +36,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def alone(model: base.Model, plan: list[list[int]], num_threads: int = 2) -> stepping.Logits:
-    run_step = stepping.on_backend(model, 1, LENGTH, "bf16", num_threads)
+    run_step = stepping.on_backend(model, 1, LENGTH, "f16", num_threads)
     return stepping.run(run_step, model.config.groups, sequences()[:1], plan)[0]
 
 
@@ -78,7 +78,7 @@ def mixed_steps() -> list[list[int]]:
 
 
 def test_neighbours_change_no_bit(model: base.Model, whole: stepping.Logits):
-    run_step = stepping.on_backend(model, len(sequences()), LENGTH, "bf16")
+    run_step = stepping.on_backend(model, len(sequences()), LENGTH, "f16")
     together = stepping.run(run_step, model.config.groups, sequences(), mixed_steps())
     assert np.array_equal(together[0], whole)
     for s, want in enumerate(together):

@@ -15,7 +15,7 @@ from pelton.errors import UnsupportedModel
 from pelton.ops.spec import AttendSpec, RopeSpec
 
 GOLDEN = Path(__file__).parent / "golden"
-KEY = PlanKey("step", "test", "bf16", max_tokens=64, max_rows=8)
+KEY = PlanKey("step", "test", "f16", max_tokens=64, max_rows=8)
 
 
 def prepared_bytes(family: str, rows: int, width: int) -> int:

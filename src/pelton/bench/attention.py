@@ -55,7 +55,7 @@ class Attention:
     heads: Sequence[Heads] = DEFAULT_HEADS
     contexts: Sequence[int] = (256, 1024, 4096)
     prompt: int = 512
-    kv_type: KVType = "bf16"
+    kv_type: KVType = "f16"
 
 
 def measure_heads(

@@ -46,7 +46,7 @@ class Options:
     """What is compared. An empty tuple of instruction sets: the best that is here of every kernel family."""
 
     isas: tuple[str, ...] = ()
-    kv_types: tuple[KVType, ...] = ("bf16", "f32")
+    kv_types: tuple[KVType, ...] = ("f16", "f32")
     references: tuple[reference.Family, ...] = ()
     num_threads: int = 1
     context: int = 512

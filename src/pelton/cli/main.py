@@ -55,7 +55,7 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--context", type=click.IntRange(1), help="Tokens a conversation may hold. [default: the model's]"
         ),
-        click.option("--kv-dtype", type=click.Choice(KV_TYPES), help="Type of the KV cache. [default: bf16]"),
+        click.option("--kv-dtype", type=click.Choice(KV_TYPES), help="Type of the KV cache. [default: f16]"),
         click.option(
             "--isa", type=click.Choice(["generic", "avx2", "avx512", "amx"]), help="[default: the CPU's best]"
         ),
@@ -212,7 +212,7 @@ def bench() -> None:
     help="Activation rows of linear. Repeatable.",
 )
 @click.option("--seconds", type=click.FloatRange(0.001, 60), default=0.3, show_default=True, help="Per line.")
-@click.option("--kv-dtype", type=click.Choice(KV_TYPES), help="KV cache of attention. [default: bf16]")
+@click.option("--kv-dtype", type=click.Choice(KV_TYPES), help="KV cache of attention. [default: f16]")
 @click.option("--model", help="Take this model's steps apart, too: each op's time and its share.")
 def bench_kernels(
     isa: str | None,
@@ -299,7 +299,7 @@ def bench_serve(concurrency: tuple[int, ...], rate: tuple[float, ...], **options
     "kv_types",
     multiple=True,
     type=click.Choice(KV_TYPES),
-    default=("bf16", "f32"),
+    default=("f16", "f32"),
     show_default=True,
     help="Repeatable.",
 )
