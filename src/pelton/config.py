@@ -5,13 +5,53 @@ Each setting is a field here; its environment variable is PELTON_ and the field'
 
 from __future__ import annotations
 
+import math
 import os
+import re
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from pelton.errors import ConfigError
+
+
+class Bytes(int):
+    """A number of bytes; as text also with a unit: 8GB, 512MiB, 1.5g."""
+
+    _UNITS: ClassVar = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+
+    @classmethod
+    def parse(cls, given: str | int) -> Bytes:
+        """Raises `ValueError` for what is no size."""
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?|[kmg]i)b?\s*", str(given).lower())
+        if match is None:
+            raise ValueError(f"{str(given)[:40]!r} is no size, as 8GB or 512MiB")
+        return cls(float(match[1]) * cls._UNITS[match[2]])
+
+
+class Seconds(float):
+    """A time span; as text also with a unit: 30s, 5m, 1h30m, 250ms. Less than 0: for ever, which is `inf`."""
+
+    _UNITS: ClassVar = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
+
+    @classmethod
+    def parse(cls, given: str | float) -> Seconds:
+        """Raises `ValueError` for what is no time span."""
+        text = str(given).strip().lower()
+        parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[smh])", text)
+        with suppress(ValueError):
+            return cls._checked(float(text))
+        if not parts or "".join(map("".join, parts)) != text.removeprefix("-"):
+            raise ValueError(f"{str(given)[:40]!r} is no time span, as 30s, 5m or -1 (for ever)")
+        return cls._checked(sum(float(n) * cls._UNITS[unit] for n, unit in parts) * (-1 if text[0] == "-" else 1))
+
+    @classmethod
+    def _checked(cls, seconds: float) -> Seconds:
+        if math.isnan(seconds):
+            raise ValueError("a time span must be a number")
+        return cls(math.inf if seconds < 0 else seconds)
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +118,21 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True):
     """GB of disk for cached prefixes; 0: none are written or read."""
 
 
+class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Which models one process holds at once, and for how long."""
+
+    memory_budget: Bytes = Bytes(0)
+    """Bytes that all loaded models may take together; 0: what the machine or the container has free at the start."""
+    max_loaded_models: int = 0
+    """Models that are loaded at once; 0: as many as the memory holds."""
+    keep_alive: Seconds = Seconds(300)
+    """How long a model that was loaded for a request stays after its last one. A request can set its own."""
+    load_timeout: Seconds = Seconds(600)
+    """How long a request waits for its model to be loaded."""
+    max_load_queue: int = 256
+    """Requests that may wait for models that are being loaded; one more is refused with 429."""
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP server."""
 
@@ -92,13 +147,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     engine: EngineConfig
     hub: HubConfig
+    pool: PoolConfig
     server: ServerConfig
 
 
-def _path(kind: type, value: Any) -> Any:
-    """Settings that are paths may be given as strings."""
+def _written(kind: type, value: Any) -> Any:
+    """Paths, sizes and time spans may be given as strings."""
     if kind is Path and isinstance(value, str | Path):
         return Path(value)
+    if kind is Bytes and isinstance(value, str | int):
+        return Bytes.parse(value)
+    if kind is Seconds and isinstance(value, str | int | float):
+        return Seconds.parse(value)
     raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
 
 
@@ -112,7 +172,7 @@ def _read(section: type[msgspec.Struct], environment: dict[str, str], overrides:
         if value is None:
             continue
         try:
-            values[field.name] = msgspec.convert(value, field.type, strict=False, dec_hook=_path)
+            values[field.name] = msgspec.convert(value, field.type, strict=False, dec_hook=_written)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{source}={value!r}: {error}", param=field.name) from None
     return section(**values)
@@ -122,7 +182,9 @@ def load(**overrides: Any) -> Config:
     """Settings from keyword arguments (None: not given), then the environment, then the defaults."""
     environment = dict(os.environ)
     known = {
-        field.name for section in (EngineConfig, HubConfig, ServerConfig) for field in msgspec.structs.fields(section)
+        field.name
+        for section in (EngineConfig, HubConfig, PoolConfig, ServerConfig)
+        for field in msgspec.structs.fields(section)
     }
     if unknown := sorted(set(overrides) - known):
         raise ConfigError(f"unknown settings: {', '.join(unknown)}")
@@ -141,5 +203,6 @@ def load(**overrides: Any) -> Config:
     return Config(
         engine=_read(EngineConfig, environment, overrides),
         hub=_read(HubConfig, environment, {**hub, **{k: v for k, v in overrides.items() if v is not None}}),
+        pool=_read(PoolConfig, environment, overrides),
         server=_read(ServerConfig, environment, overrides),
     )

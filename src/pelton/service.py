@@ -51,6 +51,11 @@ class Engine(Protocol):
         """What is loaded."""
         ...
 
+    @property
+    def pid(self) -> int | None:
+        """Of its process, while it has one of its own."""
+        ...
+
     def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
         """The events of a request; closing them early aborts it."""
         ...

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
 import uvicorn
@@ -87,17 +87,27 @@ class ScriptedPool:
     service: ScriptedService
     is_closed: bool = False
 
-    async def get(self, name: str) -> ScriptedService:
-        self.model(name)
-        return self.service
+    num_users: int = 0
 
-    def models(self) -> list[ModelCard]:
+    @contextlib.asynccontextmanager
+    async def use(self, name: str, *, keep_alive: float | None = None) -> AsyncIterator[ScriptedService]:
+        await self.model(name)
+        self.num_users += 1
+        try:
+            yield self.service
+        finally:
+            self.num_users -= 1
+
+    async def models(self) -> list[ModelCard]:
         return [ModelCard(id="scripted", created=1, context=99, weight_bytes=1000)]
 
-    def model(self, name: str) -> ModelCard:
+    async def model(self, name: str) -> ModelCard:
         if name != "scripted":
             raise ModelNotFound(f"there is no model {name!r}; there is: scripted", param="model")
-        return self.models()[0]
+        return (await self.models())[0]
+
+    def services(self) -> list[ScriptedService]:
+        return [self.service]
 
     async def close(self) -> None:
         self.is_closed = True

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pelton import pool
 from pelton.config import EngineConfig
 from pelton.engine.protocol import EngineInfo
 from pelton.formats.digest import FileStamp, ModelFile
+from pelton.pool import loading
 from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Event, Finish, Logprob, TokenEvent, Usage
 
 Script = Callable[[EngineRequest], list[Event]]
@@ -45,6 +45,7 @@ class ScriptedEngine:
     aborts: list[tuple[str, int | None]] = field(default_factory=list)
     num_open: int = 0
     is_closed: bool = False
+    pid: int | None = None
 
     async def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
         self.requests.append(request)
@@ -114,7 +115,7 @@ class Client(ScriptedEngine):
 
     @classmethod
     def stand_in(cls, monkeypatch: pytest.MonkeyPatch, says: Script | None = None) -> None:
-        monkeypatch.setattr(pool, "EngineClient", cls)
+        monkeypatch.setattr(loading, "EngineClient", cls)
         monkeypatch.setattr(cls, "made", [])
         monkeypatch.setattr(cls, "failures", [])
         monkeypatch.setattr(cls, "says", staticmethod(says or saying([5])))

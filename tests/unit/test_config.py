@@ -1,5 +1,6 @@
-"""Where settings of the hub come from."""
+"""Where settings come from, and how they are written."""
 
+import math
 from pathlib import Path
 from typing import get_args
 
@@ -60,3 +61,29 @@ def test_a_path_may_be_given_as_a_string() -> None:
     assert config.load(home=Path("/somewhere")).hub.home == Path("/somewhere")
     with pytest.raises(ConfigError, match="home=3"):
         config.load(home=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8GB", 8 * 10**9), ("1.5g", 15 * 10**8), (" 512 MiB", 512 << 20), ("7k", 7000), ("123", 123)]
+)
+def test_sizes(monkeypatch: pytest.MonkeyPatch, text: str, size: int) -> None:
+    assert config.load(memory_budget=text).pool.memory_budget == size
+    monkeypatch.setenv("PELTON_MEMORY_BUDGET", text)
+    assert config.load().pool.memory_budget == size
+    assert config.load(memory_budget=5).pool.memory_budget == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30s", 30), ("1h30m", 5400), ("250ms", 0.25), ("2.5", 2.5), (7, 7), ("0", 0), (-1, math.inf), ("-5m", math.inf)],
+)
+def test_time_spans(text: str | float, seconds: float) -> None:
+    assert config.load(keep_alive=text).pool.keep_alive == seconds
+
+
+@pytest.mark.parametrize(
+    "setting", [{"memory_budget": "lots"}, {"memory_budget": -1}, {"keep_alive": "5 apples"}, {"keep_alive": "nan"}]
+)
+def test_what_is_no_size_or_time_span(setting: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(setting))):
+        config.load(**setting)

@@ -42,23 +42,25 @@ def test_load_get_and_close(tmp_path: Path, model: str) -> None:
 
     async def use() -> None:
         models = make(tmp_path, in_process=True)
-        with pytest.raises(ModelNotFound, match="loaded: none") as caught:
-            await models.get("small")
+        with pytest.raises(ModelNotFound, match="served: none") as caught:
+            await models.model("small")
         assert caught.value.param == "model"
         service = await models.load(model, seen.append, name="small")
-        assert await models.get("small") is service
-        assert [card.id for card in models.models()] == ["small"]
-        assert models.model("small").context == service.context
-        assert models.model("small").weight_bytes == 4000
-        with pytest.raises(ModelNotFound, match="loaded: small"):
-            await models.get(model)
+        async with models.use("small") as used:
+            assert used is service
+        assert [card.id for card in await models.models()] == ["small"]
+        assert (await models.model("small")).context == service.context
+        assert (await models.model("small")).weight_bytes == 4000
+        with pytest.raises(ModelNotFound, match="served: small"):
+            await models.model(model)
         with pytest.raises(ModelNotFound):
-            models.model("other")
+            async with models.use("other"):
+                pass
         events = await service.generate(Request(id="r", model="small", prompt="Hello"))
         assert [event async for event in events]
         await models.close()
         await models.close()
-        assert models.models() == []
+        assert models.loaded() == []
         with pytest.raises(Unavailable):
             await models.load(model)
 
@@ -78,12 +80,12 @@ def test_two_loads_at_once_are_one(tmp_path: Path, model: str) -> None:
         models = make(tmp_path)
         first = asyncio.create_task(models.load(model))
         await asyncio.sleep(0)
-        services = await asyncio.gather(first, models.load(model), models.get(model))
+        services = await asyncio.gather(first, models.load(model), models.load(model))
         assert len({id(service) for service in services}) == 1
         assert len(Client.made) == 1
         other = await models.load(model, name="other")
         assert other is not services[0]
-        assert [card.id for card in models.models()] == sorted([model, "other"])
+        assert [card.id for card in await models.models()] == sorted([model, "other"])
         await models.close()
         assert all(client.is_closed for client in Client.made)
 
@@ -98,8 +100,7 @@ def test_a_load_that_fails_tells_all_and_can_be_tried_again(tmp_path: Path, mode
         results = await asyncio.gather(models.load(model), models.load(model), return_exceptions=True)
         assert [type(result) for result in results] == [InsufficientMemory, InsufficientMemory]
         assert Client.made[0].is_closed
-        with pytest.raises(ModelNotFound):
-            await models.get(model)
+        assert models.loaded() == []
         await models.load(model)
         await models.close()
 
@@ -131,7 +132,8 @@ def test_a_caller_that_gives_up_does_not_spoil_the_load(tmp_path: Path, model: s
         await asyncio.sleep(0)
         caller.cancel()
         await asyncio.gather(caller, return_exceptions=True)
-        assert (await models.get(model)).name == model
+        async with models.use(model) as service:
+            assert service.name == model
         assert len(Client.made) == 1
         await models.close()
 
@@ -145,7 +147,8 @@ def test_closing_gives_up_a_load(tmp_path: Path, model: str) -> None:
         while not Client.made:
             await asyncio.sleep(0.001)
         await models.close()
-        assert isinstance((await asyncio.gather(loading, return_exceptions=True))[0], asyncio.CancelledError)
+        with pytest.raises(Unavailable, match="given up"):
+            await loading
         assert Client.made[0].is_closed
 
     run(use())
@@ -154,10 +157,11 @@ def test_closing_gives_up_a_load(tmp_path: Path, model: str) -> None:
 def test_an_interrupted_pull_is_not_waited_for(tmp_path: Path) -> None:
     code = """
 import asyncio, sys, time
-from pelton import config, pool
-pool.pull = lambda *_: time.sleep(60)
+from pelton import config
+from pelton.pool import Pool, loading
+loading.pull = lambda *_: time.sleep(60)
 async def main():
-    models = pool.Pool(config.load(home=sys.argv[1]))
+    models = Pool(config.load(home=sys.argv[1]))
     try:
         await asyncio.wait_for(models.load("smollm2"), 0.1)
     except TimeoutError:
@@ -187,7 +191,7 @@ def test_errors_of_names_and_files(tmp_path: Path) -> None:
                 await models.load(name)
         with pytest.raises(Exception, match="tokenizer"):
             await models.load(str(no_vocabulary))
-        assert models.models() == []
+        assert models.loaded() == []
         assert all(client.is_closed for client in Client.made)
         await models.close()
 

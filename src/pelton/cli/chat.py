@@ -134,7 +134,6 @@ class Session:
         """Stream the answer to `text` and add both to the conversation, also when it is stopped half way. A question
         without any answer is forgotten: many templates refuse two questions in a row."""
         question = Message(role="user", content=text)
-        service = await self._pool.get(self._model)
         request = Request(
             id=f"run-{secrets.token_hex(8)}",
             model=self._model,
@@ -147,7 +146,7 @@ class Session:
         first = 0.0
         is_whole = False
         try:
-            async with aclosing(await service.generate(request)) as events:
+            async with self._pool.use(self._model) as service, aclosing(await service.generate(request)) as events:
                 async for event in events:
                     match event:
                         case TextDelta():

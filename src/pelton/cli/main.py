@@ -121,10 +121,15 @@ def run(model: str, prompt: tuple[str, ...], **options: Any) -> None:
 
 
 @main.command()
-@click.argument("model")
+@click.argument("models", metavar="[MODEL]...", nargs=-1)
+@click.option("--any", "any_model", is_flag=True, help="Serve also what else is in the store.")
 @click.option("--host", help="Address to listen on. [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="[default: 8000]")
 @click.option("--served-name", help="The name clients use. [default: MODEL]")
+@click.option("--memory-budget", help="For all models together: 8GB. [default: what is free at the start]")
+@click.option("--max-loaded-models", type=click.IntRange(0), help="At once. [default: what the memory holds]")
+@click.option("--keep-alive", help="How long a model of the store stays unused: 30s, 1h, -1: for ever. [default: 5m]")
+@click.option("--load-timeout", help="How long a request waits for its model to be loaded. [default: 10m]")
 @click.option("--max-batch-tokens", type=click.IntRange(1), help="Tokens of one step. [default: 512]")
 @click.option(
     "--target-itl",
@@ -143,11 +148,15 @@ def run(model: str, prompt: tuple[str, ...], **options: Any) -> None:
 @click.option("--request-timeout", type=click.FloatRange(0), help="Seconds a request may take. [default: any time]")
 @click.option("--drain-timeout", type=click.FloatRange(0), help="Seconds for answers to end at shutdown. [default: 30]")
 @engine_options
-def serve(model: str, **options: Any) -> None:
-    """Serve MODEL over HTTP, with OpenAI's API."""
+def serve(models: tuple[str, ...], **options: Any) -> None:
+    """Serve MODELs over HTTP, with OpenAI's API.
+
+    Without a MODEL, whatever is in the store is served: loaded when it is first asked for, unloaded when it is not
+    used for a while or when others need the memory.
+    """
     from pelton.cli import serve as command
 
-    command.serve(model, **options)
+    command.serve(models, **options)
 
 
 @main.command()

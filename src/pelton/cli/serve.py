@@ -1,10 +1,11 @@
-"""`pelton serve`: load a model and answer over HTTP."""
+"""`pelton serve`: load models and answer over HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -12,28 +13,32 @@ import click
 from pelton import config
 
 
-def serve(model: str, *, served_name: str | None, **options: Any) -> None:
-    """Serve until a signal ends it."""
+def serve(models: tuple[str, ...], *, served_name: str | None, any_model: bool, **options: Any) -> None:
+    """Serve until a signal ends it. `any_model`: those of the store, too; without `models` that is so anyway."""
+    if served_name is not None and len(models) != 1:
+        raise click.UsageError("--served-name is the name of one MODEL")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    asyncio.run(_serve(model, served_name, config.load(**options)))
+    names = {served_name or model: model for model in models}
+    asyncio.run(_serve(names, any_model or not models, config.load(**options)))
 
 
-async def _serve(model: str, served_name: str | None, settings: config.Config) -> None:
-    """The model loads while the server's modules do; the port is taken at once and opens when the model is ready."""
+async def _serve(models: Mapping[str, str], is_open: bool, settings: config.Config) -> None:
+    """The models load while the server's modules do; the port is taken at once and opens when they are ready."""
     from pelton.pool import Pool
     from pelton.progress.display import Display
 
-    pool = Pool(settings)
+    pool = Pool(settings, is_open=is_open)
     try:
         with Display() as display:
-            loading = asyncio.ensure_future(pool.load(model, display, name=served_name))
+            loads = [asyncio.ensure_future(pool.load(model, display, name=name)) for name, model in models.items()]
             app = await asyncio.to_thread(importlib.import_module, "pelton.server.app")
             bound = app.bind(settings.server)
-            service = await loading
+            await asyncio.gather(*loads)
         host = f"[{settings.server.host}]" if ":" in settings.server.host else settings.server.host
+        what = f"{', '.join(models)} is" if len(models) == 1 else f"{', '.join(models)} are" if models else "Pelton is"
 
         def announce(port: int) -> None:
-            click.echo(f"{service.name} is ready at http://{host}:{port}", err=True)
+            click.echo(f"{what} ready at http://{host}:{port}", err=True)
 
         await app.serve(pool, settings.server, bound, announce)
     finally:

@@ -4,11 +4,14 @@ smollm2, smollm2:135m              a short name of the table below
 owner/repo:QUANT, owner/repo       a GGUF repository and the quantisation to take (Q4_K_M if it is there)
 owner/repo/folder/file.gguf        one file of it; of a split model the first part
 hf.co/..., huggingface.co/...      the same
+my-model, my-model:small           a model that was named here: it is in the store or nowhere
+NAME:latest                        NAME
 """
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -103,10 +106,27 @@ _HUB_NAME = re.compile(
     rf"(?:(?:hf\.co|huggingface\.co)/)?(?P<repo>{_PART}/{_PART})"
     rf"(?:(?::(?P<quant>{_PART}))|(?:/(?P<file>(?:{_PART}/){{0,4}}{_PART}\.gguf)))?"
 )
+_LOCAL_NAME = re.compile(rf"{_PART}(?:/{_PART}){{0,4}}(?::{_PART})?")
+
+
+def canonical(name: str) -> str:
+    """The one name among all for the same model that the store knows it by. Raises ModelNotFound for what cannot be
+    a name."""
+    name = _untagged(name)
+    with suppress(ModelNotFound):
+        return find(name).name
+    if len(name) <= MAX_NAME and _LOCAL_NAME.fullmatch(name):
+        return name
+    raise ModelNotFound(f"{name[:200]!r} cannot be a model's name", param="model")
+
+
+def _untagged(name: str) -> str:
+    return name[: -len(":latest")] if name.lower().endswith(":latest") else name
 
 
 def find(name: str) -> Model:
     """The model of that name. Raises ModelNotFound for one that is neither known nor of a hub's form."""
+    name = _untagged(name)
     if model := _SHORT.get(name.lower()):
         return model
     if len(name) <= MAX_NAME and (match := _HUB_NAME.fullmatch(name)):

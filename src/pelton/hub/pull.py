@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from pelton.config import HubConfig
-from pelton.errors import FormatError, HubError, ModelNotFound
+from pelton.errors import FormatError, HubError, ModelNotFound, PeltonError
 from pelton.hub import catalogue
 from pelton.hub.catalogue import HubSource, Model, Source
 from pelton.hub.source import Progress, RemoteFile, Report
@@ -27,11 +27,11 @@ def pull(name: str, config: HubConfig, progress: Report = lambda event: None) ->
     """
     if path := catalogue.local_file(name):
         return path
-    model = catalogue.find(name)
     store = Store(config)
     try:
-        return store.resolve(model.name)
+        return store.resolve(name)
     except (ModelNotFound, FormatError) as error:
+        model = _source_of(name, error)
         if config.offline:
             raise HubError(f"{error} (offline mode is on: PELTON_OFFLINE or HF_HUB_OFFLINE)") from None
     failures = []
@@ -45,6 +45,14 @@ def pull(name: str, config: HubConfig, progress: Report = lambda event: None) ->
         except OSError as error:
             raise HubError(f"{model.name} cannot be kept in {config.home}: {error}") from None
     raise HubError(f"{model.name} could not be fetched. " + "; ".join(failures))
+
+
+def _source_of(name: str, problem: PeltonError) -> Model:
+    """Where a model that is not whole here comes from. Raises the problem where that is from nowhere."""
+    try:
+        return catalogue.find(name)
+    except ModelNotFound:
+        raise problem from None
 
 
 def _label(source: Source) -> str:

@@ -173,16 +173,34 @@ class Store:
         self._write(entry)
         return entry
 
+    def copy(self, source: str, destination: str) -> Entry:
+        """Gives the files of `source` one more name; what had it before loses it. Raises ModelNotFound for a source
+        that is not here, or a destination that cannot be a name."""
+        canonical = catalogue.canonical(destination)
+        files = self.show(source).files
+        with suppress(ModelNotFound):
+            if self.show(canonical).files != files:
+                self.remove(canonical)
+        with self.lock([file.sha256 for file in files]):
+            entry = msgspec.structs.replace(self.show(source), name=canonical)
+            self._write(entry)
+        return entry
+
+    def modified(self, name: str) -> float:
+        """When `name` was given its files: seconds since 1970. Raises ModelNotFound."""
+        try:
+            return self._manifest(name).stat().st_mtime
+        except OSError:
+            raise _not_here(name) from None
+
     def _manifest(self, name: str) -> Path:
-        canonical = catalogue.find(name).name
-        return self._home / "models" / f"{quote(canonical, safe='')}.json"
+        return self._home / "models" / f"{quote(catalogue.canonical(name), safe='')}.json"
 
     def _read(self, manifest: Path) -> Entry:
         try:
             return msgspec.json.decode(manifest.read_bytes(), type=Entry)
         except (FileNotFoundError, NotADirectoryError):
-            name = unquote(manifest.stem)
-            raise ModelNotFound(f"the model {name!r} is not here; fetch it with `pelton pull {name}`") from None
+            raise _not_here(unquote(manifest.stem)) from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise FormatError(f"{manifest}: not a manifest: {error}") from None
 
@@ -214,6 +232,14 @@ class Store:
             link = folder / file.name
             link.unlink(missing_ok=True)
             link.symlink_to(Path("..", "..", "blobs", self.blob(file.sha256).name))
+
+
+def _not_here(name: str) -> ModelNotFound:
+    try:
+        name = catalogue.find(name).name
+    except ModelNotFound as error:
+        return error
+    return ModelNotFound(f"the model {name!r} is not here; fetch it with `pelton pull {name}`", param="model")
 
 
 def _stat(path: Path, name: str, sha256: str) -> StoredFile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, Protocol
 
 from starlette.requests import Request as HTTPRequest
@@ -79,18 +79,18 @@ class Reply(Protocol):
 
 async def answer(pool: Pool, http: HTTPRequest, reply: Reply, requests: Sequence[Request]) -> ASGIApp:
     """Start all requests, which share one answer. What is wrong with them is raised here, before any status line."""
-    service = await unless_gone(http, pool.get(requests[0].model))
-    reply.fingerprint = service.fingerprint
-    streams = await unless_gone(http, _start([service.generate(request) for request in requests]))
-    events = _merge(streams, reply.num_choices)
-    count = len(requests) * reply.num_choices
-    if not reply.is_stream:
-        try:
+    async with AsyncExitStack() as stack:
+        service = await unless_gone(http, stack.enter_async_context(pool.use(requests[0].model)))
+        reply.fingerprint = service.fingerprint
+        streams = await unless_gone(http, _start([service.generate(request) for request in requests]))
+        stack.push_async_callback(_close, streams)
+        events = _merge(streams, reply.num_choices)
+        count = len(requests) * reply.num_choices
+        if not reply.is_stream:
             return JSON(await unless_gone(http, _fold(reply, events, count)))
-        finally:
-            await _close(streams)
-    chunks = _chunks(reply, events, count)
-    return EventStream(chunks, lambda error: reply.failure(_known(error)), lambda: _close(streams))
+        chunks = _chunks(reply, events, count)
+        # The model is in use until the stream has ended.
+        return EventStream(chunks, lambda error: reply.failure(_known(error)), stack.pop_all().aclose)
 
 
 def _known(error: Exception) -> PeltonError:

@@ -73,10 +73,10 @@ def routes(pool: Pool) -> list[Route]:
         return await answer(pool, http, reply, _prompts(base, body.prompt))
 
     async def models(_: HTTPRequest) -> Response:
-        return JSON(wire.ModelList(data=[_card(card) for card in pool.models()]))
+        return JSON(wire.ModelList(data=[_card(card) for card in await pool.models()]))
 
     async def model(http: HTTPRequest) -> Response:
-        return JSON(_card(pool.model(http.path_params["name"])))
+        return JSON(_card(await pool.model(http.path_params["name"])))
 
     return [
         Route("/v1/chat/completions", chat, methods=["POST"]),

@@ -81,35 +81,36 @@ def routes(pool: Pool) -> list[Route]:
             add_generation_prompt=False,
             cache_salt=body.cache_salt or "",
         )
-        service = await unless_gone(http, pool.get(body.model))
-        await unless_gone(http, service.pin(request, body.ttl))
-        return JSON(next(pin for pin in await pins() if pin.id == request.id))
+        await unless_gone(http, pin(request, body.ttl))
+        return JSON(next(pin for pin in pins() if pin.id == request.id))
 
     async def listing(_: HTTPRequest) -> Response:
-        return JSON(PinList(data=await pins()))
+        return JSON(PinList(data=pins()))
 
     async def delete(http: HTTPRequest) -> Response:
         id = http.path_params["id"]
-        for pin in await pins():
-            if pin.id == id:
-                (await pool.get(pin.model)).unpin(id)
+        for service in pool.services():
+            if any(pin.id == id for pin in service.pins):
+                service.unpin(id)
                 return JSON(Unpinned(id=id))
         raise PinNotFound(f"there is no pin {id[:200]!r}, or not any more")
 
-    async def pins() -> list[Pin]:
-        found = []
-        for card in pool.models():
-            for pin in (await pool.get(card.id)).pins:
-                found.append(
-                    Pin(
-                        id=pin.id,
-                        model=card.id,
-                        num_tokens=pin.num_tokens,
-                        created_at=pin.created_at,
-                        expires_at=pin.expires_at,
-                    )
-                )
-        return found
+    async def pin(request: Request, ttl: float) -> None:
+        async with pool.use(request.model) as service:
+            await service.pin(request, ttl)
+
+    def pins() -> list[Pin]:
+        return [
+            Pin(
+                id=pin.id,
+                model=service.name,
+                num_tokens=pin.num_tokens,
+                created_at=pin.created_at,
+                expires_at=pin.expires_at,
+            )
+            for service in pool.services()
+            for pin in service.pins
+        ]
 
     return [
         Route("/v1/prefix_cache/pins", create, methods=["POST"]),

@@ -1,0 +1,81 @@
+"""One model that takes memory, from the first request for it until it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from pelton.pool.cards import Resident, State
+from pelton.pool.room import Held
+from pelton.pool.spec import ModelSpec
+from pelton.service import Service
+
+
+class Hold:
+    """The state of one model. The pool alone changes it; times are the event loop's."""
+
+    task: asyncio.Task[Service]
+    """The load."""
+
+    def __init__(self, spec: ModelSpec, now: float) -> None:
+        self.spec = spec
+        self.service: Service | None = None
+        self.share = 0.0
+        self.num_users = 0
+        """Requests in flight, those that wait for the load included."""
+        self.used_at = now
+        self.keep_alive = spec.keep_alive
+        self.timer: asyncio.TimerHandle | None = None
+        self.memory = 0
+        """Bytes of the budget that are its own."""
+        self.is_waiting = True
+        """For its turn and for room."""
+        self.is_preload = False
+        """Was it asked for by whoever runs this? Then it may be fetched; but no other leaves for it."""
+        self.is_leaving = False
+        self.leaves_for: Hold | None = None
+        """Who needs the room, where it leaves for one that could still give up."""
+        self.closing: asyncio.Task[None] | None = None
+
+    @property
+    def name(self) -> str:
+        """What listings call it."""
+        return self.spec.name
+
+    @property
+    def is_idle(self) -> bool:
+        """Is it loaded, and does nobody use it?"""
+        return self.service is not None and self.num_users == 0
+
+    @property
+    def state(self) -> State:
+        """In a word."""
+        if self.is_leaving:
+            return "leaving"
+        if self.service is not None:
+            return "ready"
+        return "waiting" if self.is_waiting else "loading"
+
+    def held(self, *, can_leave: bool) -> Held:
+        """As policy sees it."""
+        return Held(self.name, self.memory, self.is_idle, self.used_at, can_leave)
+
+    def card(self, now: float) -> Resident:
+        """As listings see it. `now`: the event loop's time."""
+        wall = time.time() - now
+        info = None if self.service is None else self.service.engine.info
+        return Resident(
+            name=self.name,
+            model=self.spec.model,
+            state=self.state,
+            share=1.0 if self.service is not None else self.share,
+            num_requests=self.num_users,
+            expires_at=None if self.timer is None else wall + self.timer.when(),
+            used_at=wall + self.used_at,
+            pid=None if self.service is None else self.service.engine.pid,
+            context=None if info is None else info.context,
+            memory=self.memory,
+            weight_bytes=0 if info is None else info.weight_bytes,
+            kv_bytes=0 if info is None else info.kv_bytes,
+            arena_bytes=0 if info is None else info.arena_bytes,
+        )

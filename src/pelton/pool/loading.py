@@ -1,0 +1,117 @@
+"""From a model's name to its service: its file is found or fetched, its engine started, its vocabulary built."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from pelton.config import HubConfig
+from pelton.engine.client import EngineClient
+from pelton.errors import FormatError
+from pelton.formats.digest import FileDigest
+from pelton.hub import digests
+from pelton.hub.pull import pull
+from pelton.hub.store import Store
+from pelton.pool.cards import Loading, Report
+from pelton.pool.spec import ModelSpec
+from pelton.service import Service
+
+if TYPE_CHECKING:
+    from pelton.formats.checkpoint import Checkpoint
+    from pelton.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+async def open_model(spec: ModelSpec, hub: HubConfig, report: Report, *, may_fetch: bool, in_process: bool) -> Service:
+    """Load a model. Where it is not here it is fetched, if that may be. Raises what went wrong; nothing is left of it
+    then."""
+    name = spec.name
+    path, known = await in_daemon_thread(lambda: _find(spec.model, hub, report if may_fetch else None))
+    store = Store(hub)
+    report(Loading(name, 0.0))
+    client = EngineClient(
+        path,
+        spec.engine,
+        in_process=in_process,
+        known=known,
+        packed=store.packed if hub.packed_cache_size > 0 else None,
+        prefixes=store.prefixes if hub.prefix_cache_size > 0 else None,
+        remember=lambda files: _remember(files, hub),
+    )
+    # The engine loads in its own process while the vocabulary is built here.
+    text = asyncio.create_task(asyncio.to_thread(_open_text, path))
+    start = asyncio.create_task(client.start(lambda share: report(Loading(name, share))))
+    try:
+        await asyncio.gather(start, text)
+        opened, tokenizer = text.result()
+        if opened.files != client.info.files:
+            raise FormatError(f"{path}: the file was changed while it was being loaded")
+    except BaseException:
+        start.cancel()  # it may still be loading where the vocabulary was at fault
+        await asyncio.gather(start, return_exceptions=True)
+        await client.close()
+        raise
+    report(Loading(name, 1.0))
+    return Service(name, path, tokenizer, opened.metadata, client)
+
+
+async def in_daemon_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a thread that does not keep the program alive: whoever interrupts a pull does not wait for its
+    end, as with a thread of the event loop's own executor."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(finish: Callable[[], None]) -> None:
+        if not future.cancelled():
+            finish()
+
+    def run() -> None:
+        finish: Callable[[], None]
+        try:
+            finish = partial(future.set_result, work())
+        except BaseException as error:
+            finish = partial(future.set_exception, error)
+        with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+            loop.call_soon_threadsafe(settle, finish)
+
+    threading.Thread(target=run, daemon=True, name="pelton pull").start()
+    return await future
+
+
+def _find(model: str, hub: HubConfig, report: Report | None) -> tuple[Path, tuple[FileDigest, ...]]:
+    path = Store(hub).resolve(model) if report is None else pull(model, hub, report)
+    return path, digests.known(path, hub)
+
+
+def _remember(files: tuple[FileDigest, ...], hub: HubConfig) -> None:
+    threading.Thread(target=digests.remember, args=(files, hub), daemon=True, name="pelton digests").start()
+
+
+def _open_text(path: Path) -> tuple[Checkpoint, Tokenizer]:
+    # Imported here, in the thread, so that NumPy's import does not delay the start of the engine process.
+    from pelton.formats import checkpoint
+    from pelton.text.tokenizer import Tokenizer
+
+    opened = checkpoint.open(path)
+    with _no_collections():
+        return opened, Tokenizer(opened.metadata)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Without the collector, which walks all that is there again and again while a vocabulary's hundreds of thousands
+    of pairs are made, and finds nothing: a tenth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,378 @@
+"""The pool: models are loaded when they are first asked for, stay while they are used and for a time after that, and
+leave when others need their memory."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from pelton.config import Config
+from pelton.engine import machine
+from pelton.errors import ModelNotFound, Overloaded, QueueTimeout, Unavailable
+from pelton.hub.source import Progress
+from pelton.pool import loading
+from pelton.pool.cards import Loading, ModelCard, Report, Resident, StoredModel
+from pelton.pool.hold import Hold
+from pelton.pool.room import Needs, Room, make_room
+from pelton.pool.shelf import Shelf
+from pelton.pool.spec import ModelSpec, Names, key
+from pelton.service import Service
+
+MAX_LISTED = 20
+"""Names that an error tells at most."""
+
+
+def _nobody(event: Progress | Loading) -> None:
+    """Hears of a load that nobody watches."""
+
+
+class Pool:
+    """The models by the names that clients use. All methods belong to one event loop.
+
+    `specs` are the models that have a name here. `is_open`: those of the store can be had, too. Either way a request
+    makes nothing be fetched: only `load` and `pull` fetch.
+    """
+
+    def __init__(
+        self, config: Config, specs: Iterable[ModelSpec] = (), *, is_open: bool = False, in_process: bool = False
+    ) -> None:
+        """`in_process`: engines run in this process, in the event loop's thread."""
+        self._config = config
+        self._names = Names(specs)
+        self._is_open = is_open
+        self._in_process = in_process
+        self._shelf = Shelf(config.hub)
+        self._holds: dict[str, Hold] = {}
+        self._turn = asyncio.Lock()
+        """Of the load that looks for room: one after the other."""
+        self._changed = asyncio.Event()
+        self._num_queued = 0
+        self._is_closed = False
+
+    # what requests do
+
+    @asynccontextmanager
+    async def use(self, name: str, *, keep_alive: float | None = None) -> AsyncIterator[Service]:
+        """The service of a model, loaded if it is not; it stays for as long as it is used so. `keep_alive`: seconds
+        that it stays after that (0: it leaves at once, less than 0 or inf: for ever); None: as configured.
+
+        Raises `ModelNotFound`, `InsufficientMemory` with the numbers, `Overloaded` where too many wait for loads,
+        `QueueTimeout` where the load takes too long, or what the load ended in.
+        """
+        hold = await self._enter(await self._spec(name))
+        assert hold.service is not None
+        try:
+            yield hold.service
+        finally:
+            self._leave(hold, keep_alive)
+
+    async def models(self) -> list[ModelCard]:
+        """All that can be used, loaded or not, by name."""
+        return await asyncio.to_thread(self._cards)
+
+    async def model(self, name: str) -> ModelCard:
+        """One of them. Raises `ModelNotFound`."""
+        spec = await self._spec(name)
+        return await asyncio.to_thread(self._card, spec)
+
+    def loaded(self) -> list[Resident]:
+        """Those that take memory or are about to, by name."""
+        now = asyncio.get_running_loop().time()
+        return [self._holds[name].card(now) for name in sorted(self._holds)]
+
+    def services(self) -> list[Service]:
+        """Of the models that are loaded, by name: to look at, not to send requests to."""
+        return [hold.service for _, hold in sorted(self._holds.items()) if hold.service is not None]
+
+    # what administrators do
+
+    async def load(self, model: str, report: Report = _nobody, *, name: str | None = None) -> Service:
+        """Fetch `model` (a catalogue's name, a hub's name, or a path) if it is not here, and load it, to stay. `name`:
+        what clients call it; without it, `model`. No other model leaves for it.
+
+        Two loads of one name are one. Raises what went wrong; a later load tries again.
+        """
+        name = name or model
+        spec = self._names.find(name)
+        if spec is None:
+            spec = ModelSpec(name=name, model=model, engine=self._config.engine)
+            self._names.add(spec)
+        hold = await self._join(spec, report, is_preload=True)
+        self._leave(hold)
+        assert hold.service is not None
+        return hold.service
+
+    async def unload(self, name: str) -> None:
+        """Unload a model: its requests in flight end first, new ones load it again. One that is being loaded is given
+        up. Raises `ModelNotFound` for one that is not loaded."""
+        hold = self._find(name)
+        if hold is None:
+            loaded = ", ".join(sorted(self._holds)) or "none"
+            raise ModelNotFound(f"the model {name[:200]!r} is not loaded; loaded: {loaded}", param="model")
+        self._retire(hold)
+        while self._holds.get(hold.name) is hold:
+            await self._change()
+
+    async def available(self) -> list[StoredModel]:
+        """The store's models, by name."""
+        return await asyncio.to_thread(self._shelf.models)
+
+    async def details(self, name: str) -> StoredModel:
+        """One of the store's models. Raises `ModelNotFound`."""
+        return await asyncio.to_thread(self._shelf.model, name)
+
+    async def metadata(self, name: str) -> Mapping[str, Any]:
+        """All that the file of one of the store's models says of it. Raises `ModelNotFound`."""
+        return await asyncio.to_thread(self._shelf.metadata, name)
+
+    async def pull(self, name: str, report: Report = _nobody) -> StoredModel:
+        """Fetch a model of a catalogue's or a hub's name into the store. Raises `ModelNotFound` or `HubError`.
+        `report` is called from another thread."""
+        await loading.in_daemon_thread(lambda: self._shelf.pull(name, report))
+        return await self.details(name)
+
+    async def copy(self, source: str, destination: str) -> None:
+        """Give a model of the store one more name. What had that name before loses it. Raises `ModelNotFound`."""
+        await asyncio.to_thread(self._shelf.copy, source, destination)
+        self._forget(destination)
+
+    async def delete(self, name: str) -> None:
+        """Remove a name from the store, and its files where nothing else means them. Requests in flight go on.
+        Raises `ModelNotFound`."""
+        removed = await asyncio.to_thread(self._shelf.remove, name)
+        self._forget(removed)
+
+    async def close(self) -> None:
+        """End all engines; loads under way are given up. May be called twice."""
+        self._is_closed = True
+        holds, self._holds = list(self._holds.values()), {}
+        self._notify()
+        for hold in holds:
+            _stop_timer(hold)
+            hold.task.cancel()
+        for result in await asyncio.gather(*(hold.task for hold in holds), return_exceptions=True):
+            if isinstance(result, Service):
+                await result.close()
+        await asyncio.gather(*(hold.closing for hold in holds if hold.closing is not None), return_exceptions=True)
+
+    # names
+
+    async def _spec(self, name: str) -> ModelSpec:
+        if hold := self._find(name):
+            return hold.spec
+        if spec := self._names.find(name):
+            return spec
+        if not self._is_open:
+            served = ", ".join(spec.name for spec in self._names.all()) or "none"
+            raise ModelNotFound(f"the model {name[:200]!r} is not served here; served: {served}", param="model")
+        try:
+            return self._stored((await asyncio.to_thread(self._shelf.find, name)).name)
+        except ModelNotFound:
+            names = ", ".join(card.id for card in (await self.models())[:MAX_LISTED]) or "none"
+            message = f"the model {name[:200]!r} is not in this server's store; there are: {names}"
+            raise ModelNotFound(message, param="model") from None
+
+    def _stored(self, name: str) -> ModelSpec:
+        return ModelSpec(name=name, model=name, engine=self._config.engine, keep_alive=self._config.pool.keep_alive)
+
+    def _find(self, name: str) -> Hold | None:
+        spec = self._names.find(name)
+        return self._holds.get(spec.name if spec is not None else key(name))
+
+    def _cards(self) -> list[ModelCard]:
+        specs = {spec.name: spec for spec in self._names.all()}
+        if self._is_open:
+            specs = {entry.name: self._stored(entry.name) for entry in self._shelf.entries()} | specs
+        return [self._card(specs[name]) for name in sorted(specs)]
+
+    def _card(self, spec: ModelSpec) -> ModelCard:
+        hold = self._holds.get(spec.name)
+        service = hold.service if hold is not None else None
+        return ModelCard(
+            id=spec.name,
+            created=self._shelf.created(spec.model),
+            context=None if service is None else service.context,
+            weight_bytes=None if service is None else service.weight_bytes,
+            aliases=spec.aliases,
+        )
+
+    # the life of a model
+
+    async def _enter(self, spec: ModelSpec) -> Hold:
+        seconds = self._config.pool.load_timeout
+        try:
+            async with asyncio.timeout(None if seconds == math.inf else seconds):
+                return await self._join(spec)
+        except TimeoutError:
+            hold = self._holds.get(spec.name)
+            state = "is not loaded yet" if hold is None else f"is {hold.state} still, {hold.share:.0%} of it is loaded"
+            raise QueueTimeout(f"after {seconds:g} s the model {spec.name} {state}", retry_after=10.0) from None
+
+    async def _join(self, spec: ModelSpec, report: Report = _nobody, *, is_preload: bool = False) -> Hold:
+        """Become a user of a model that is loaded by then."""
+        while True:
+            if self._is_closed:
+                raise Unavailable("the pool is closed")
+            hold = self._holds.get(spec.name)
+            if hold is None:
+                hold = self._begin(spec, report, is_preload=is_preload)
+            if not hold.is_leaving:
+                break
+            with self._queued():
+                await self._change()
+        hold.num_users += 1
+        _stop_timer(hold)
+        hold.used_at = asyncio.get_running_loop().time()
+        if hold.service is None:
+            try:
+                with self._queued():
+                    await asyncio.wait([hold.task])  # unlike the task itself, this is cancelled for nobody else
+                _result(hold)
+            except BaseException:
+                self._leave(hold)
+                raise
+        return hold
+
+    @contextmanager
+    def _queued(self) -> Iterator[None]:
+        limit = self._config.pool.max_load_queue
+        if self._num_queued >= limit:
+            raise Overloaded(f"{limit} requests wait for models that are being loaded: no more may wait")
+        self._num_queued += 1
+        try:
+            yield
+        finally:
+            self._num_queued -= 1
+
+    def _leave(self, hold: Hold, keep_alive: float | None = None) -> None:
+        hold.num_users -= 1
+        hold.used_at = asyncio.get_running_loop().time()
+        if keep_alive is not None:
+            hold.keep_alive = math.inf if keep_alive < 0 else keep_alive
+        if hold.num_users == 0:
+            self._rest(hold)
+
+    def _rest(self, hold: Hold) -> None:
+        """Nobody uses it now: it leaves, at once or in a while."""
+        if self._holds.get(hold.name) is not hold:
+            return
+        if hold.service is None:
+            if hold.is_waiting:
+                hold.task.cancel()  # nobody is left who would have others leave for it
+        elif hold.is_leaving or hold.keep_alive <= 0:
+            self._retire(hold)
+        elif hold.keep_alive < math.inf:
+            hold.timer = asyncio.get_running_loop().call_later(hold.keep_alive, self._retire, hold)
+        self._notify()
+
+    def _begin(self, spec: ModelSpec, report: Report, *, is_preload: bool) -> Hold:
+        hold = self._holds[spec.name] = Hold(spec, asyncio.get_running_loop().time())
+        hold.is_preload = is_preload
+        hold.task = asyncio.create_task(self._load(hold, report), name=f"load {spec.name}")
+        hold.task.add_done_callback(lambda _: self._on_loaded(hold))
+        return hold
+
+    async def _load(self, hold: Hold, report: Report) -> Service:
+        def heard(event: Progress | Loading) -> None:
+            if isinstance(event, Loading):
+                hold.share = event.share
+            report(event)
+
+        await self._find_room(hold, Needs())
+        return await loading.open_model(
+            hold.spec, self._config.hub, heard, may_fetch=hold.is_preload, in_process=self._in_process
+        )
+
+    def _on_loaded(self, hold: Hold) -> None:
+        if self._holds.get(hold.name) is not hold:  # the pool is closed
+            return
+        if hold.task.cancelled() or hold.task.exception() is not None:
+            del self._holds[hold.name]
+        else:
+            hold.service = hold.task.result()
+            if hold.num_users == 0:
+                self._rest(hold)
+        self._notify()
+
+    def _retire(self, hold: Hold) -> None:
+        """Let it go as soon as nobody uses it."""
+        _stop_timer(hold)
+        hold.is_leaving = True
+        if hold.service is None:
+            hold.task.cancel()
+        elif hold.num_users == 0 and hold.closing is None:
+            hold.closing = asyncio.create_task(self._close(hold, hold.service), name=f"unload {hold.name}")
+        self._notify()
+
+    async def _close(self, hold: Hold, service: Service) -> None:
+        try:
+            await service.close()
+        finally:
+            if self._holds.get(hold.name) is hold:
+                del self._holds[hold.name]
+            self._notify()
+
+    def _forget(self, name: str) -> None:
+        """What that name meant in the store is not what it means now."""
+        hold = self._holds.get(key(name))
+        if hold is not None and self._names.find(name) is None:
+            self._retire(hold)
+
+    # room
+
+    async def _find_room(self, hold: Hold, needs: Needs) -> int:
+        """Bytes that a model may take, once they are there."""
+        try:
+            async with self._turn:
+                while True:
+                    others = [each for each in self._holds.values() if each is not hold and _counts(each)]
+                    room = make_room(
+                        hold.name,
+                        needs,
+                        [each.held(can_leave=not hold.is_preload) for each in others],
+                        available=machine.free_memory(),
+                        max_models=self._config.pool.max_loaded_models,
+                    )
+                    if isinstance(room, Room):
+                        return room.memory
+                    for each in others:
+                        if each.name in room.names and not each.is_leaving:
+                            each.leaves_for, each.is_leaving = hold, True
+                            if each.is_idle:
+                                self._retire(each)
+                    await self._change()
+        finally:
+            hold.is_waiting = False
+            for each in self._holds.values():
+                if each.leaves_for is hold:
+                    each.leaves_for = None
+                    if each.closing is None:
+                        each.is_leaving = False
+            self._notify()
+
+    async def _change(self) -> None:
+        """Wait until something has changed."""
+        await self._changed.wait()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+def _counts(hold: Hold) -> bool:
+    return hold.service is not None or not hold.is_waiting
+
+
+def _stop_timer(hold: Hold) -> None:
+    if hold.timer is not None:
+        hold.timer.cancel()
+        hold.timer = None
+
+
+def _result(hold: Hold) -> Service:
+    if hold.task.cancelled():
+        raise Unavailable(f"the load of {hold.name} was given up")
+    return hold.task.result()

@@ -1,0 +1,144 @@
+"""The store as the pool shows it: what is there, with what the files say of themselves."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pelton.config import HubConfig
+from pelton.errors import ModelNotFound, PeltonError
+from pelton.formats.digest import of_model
+from pelton.hub import catalogue
+from pelton.hub.pull import pull
+from pelton.hub.store import Entry, Store
+from pelton.pool.cards import Report, StoredModel
+
+if TYPE_CHECKING:
+    from pelton.formats.checkpoint import Checkpoint
+
+_FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
+    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 25: "IQ4_NL", 30: "IQ4_XS",
+    32: "BF16",
+}  # fmt: skip
+"""`general.file_type`, as llama.cpp's enumeration of file types numbers them."""
+
+
+class Shelf:
+    """What is in the store. Its methods read the disk: they belong into threads."""
+
+    def __init__(self, config: HubConfig) -> None:
+        self._config = config
+        self._store = Store(config)
+        self._known: dict[str, StoredModel] = {}
+        """By digest: files of one digest say the same."""
+        self._lock = threading.Lock()
+
+    def find(self, name: str) -> Entry:
+        """The entry of that name; `owner/repo` alone means the one that is here. Raises `ModelNotFound`."""
+        try:
+            return self._store.show(name)
+        except ModelNotFound:
+            wanted = re.sub(r"^(hf\.co|huggingface\.co)/", "", name).casefold().removesuffix(":latest")
+            entries = [e for e in self._store.list() if wanted in (e.name.casefold(), e.name.casefold().split(":")[0])]
+            if len(entries) != 1:
+                raise
+            return entries[0]
+
+    def entries(self) -> tuple[Entry, ...]:
+        """All, by name."""
+        return self._store.list()
+
+    def models(self) -> list[StoredModel]:
+        """All, by name, with their details."""
+        return [self._describe(entry) for entry in self._store.list()]
+
+    def model(self, name: str) -> StoredModel:
+        """One of them. Raises `ModelNotFound`."""
+        return self._describe(self.find(name))
+
+    def metadata(self, name: str) -> Mapping[str, Any]:
+        """All that a model's file says of it. Raises `ModelNotFound` or what is wrong with the file."""
+        return self._open(self.find(name)).metadata
+
+    def created(self, model: str) -> int:
+        """When a model of the store was given its files, or the file at a path was written: seconds since 1970. 0 for
+        what is not here."""
+        with suppress(PeltonError, OSError):
+            path = catalogue.local_file(model)
+            return int(self._store.modified(model) if path is None else path.stat().st_mtime)
+        return 0
+
+    def pull(self, name: str, report: Report) -> None:
+        """Fetch a model by its name. Raises `ModelNotFound` for what is none, and for a path."""
+        pull(catalogue.canonical(name), self._config, report)
+
+    def copy(self, source: str, destination: str) -> None:
+        """One more name for a model."""
+        self._store.copy(self.find(source).name, destination)
+
+    def remove(self, name: str) -> str:
+        """Remove a model; the name that it had."""
+        name = self.find(name).name
+        self._store.remove(name)
+        return name
+
+    def _open(self, entry: Entry) -> Checkpoint:
+        # Imported here: NumPy's import would delay the start of the first engine process.
+        from pelton.formats import checkpoint
+
+        return checkpoint.open(self._store.resolve(entry.name))
+
+    def _describe(self, entry: Entry) -> StoredModel:
+        digest = of_model([file.sha256 for file in entry.files])
+        with self._lock:
+            found = self._known.get(digest)
+        if found is None:
+            found = self._read(entry, digest)
+            if found.problem is None:
+                with self._lock:
+                    self._known[digest] = found
+        modified = self._store.modified(entry.name)
+        return msgspec.structs.replace(found, name=entry.name, source=entry.source, modified_at=modified)
+
+    def _read(self, entry: Entry, digest: str) -> StoredModel:
+        facts: dict[str, Any] = {"family": "?", "parameters": 0, "quantization": "?", "context": None}
+        facts |= {"has_chat_template": False, "license": None}
+        try:
+            opened = self._open(entry)
+        except PeltonError as error:
+            facts["problem"] = error.message
+        else:
+            facts |= _facts(opened)
+        return StoredModel(name=entry.name, source=entry.source, size=entry.size, digest=digest, modified_at=0, **facts)
+
+
+def _facts(opened: Checkpoint) -> dict[str, Any]:
+    metadata = opened.metadata
+    family = str(metadata.get("general.architecture", "?"))
+    context, license = metadata.get(f"{family}.context_length"), metadata.get("general.license")
+    return {
+        "family": family,
+        "parameters": sum(prod(tensor.shape) for tensor in opened.tensors.values()),
+        "quantization": _quantization(opened),
+        "context": context if isinstance(context, int) else None,
+        "has_chat_template": "tokenizer.chat_template" in metadata,
+        "license": license if isinstance(license, str) else None,
+    }
+
+
+def _quantization(opened: Checkpoint) -> str:
+    file_type = opened.metadata.get("general.file_type")
+    if isinstance(file_type, int) and file_type in _FILE_TYPES:
+        return _FILE_TYPES[file_type]
+    sizes = Counter[str]()
+    for tensor in opened.tensors.values():
+        sizes[tensor.type.name] += tensor.data.nbytes
+    return sizes.most_common(1)[0][0] if sizes else "?"

@@ -1,0 +1,266 @@
+"""A pool over a store: models come when they are asked for, stay for a while, and leave for others."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pelton import config
+from pelton.errors import ModelNotFound, Overloaded, QueueTimeout, Unavailable
+from pelton.hub.store import Store
+from pelton.pool import Pool
+from tests.unit.scripted_engine import Client
+from tests.unit.test_pool import run
+from tests.unit.vocabularies import write_model
+
+
+@pytest.fixture(autouse=True)
+def client(monkeypatch: pytest.MonkeyPatch) -> None:
+    Client.stand_in(monkeypatch)
+
+
+def put(home: Path, name: str) -> None:
+    """A model in the store."""
+    path = home / "made.gguf"
+    write_model(path, ggml__comment=name)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    store = Store(config.load(home=home).hub)
+    store.blob(sha256).parent.mkdir(parents=True, exist_ok=True)
+    path.rename(store.blob(sha256))
+    with store.lock([sha256]):
+        store.add(name, "a test", [("m.gguf", sha256)])
+
+
+@asynccontextmanager
+async def serving(home: Path, *names: str, **settings: Any) -> AsyncIterator[Pool]:
+    for name in names:
+        put(home, name)
+    pool = Pool(config.load(home=home, offline=True, **settings), is_open=True)
+    try:
+        yield pool
+    finally:
+        await pool.close()
+        assert all(client.is_closed for client in Client.made)
+
+
+def loaded(pool: Pool) -> dict[str, str]:
+    return {each.name: each.state for each in pool.loaded()}
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked"),
+    [
+        ("smollm2", "smollm2:135M"),
+        ("smollm2", "smollm2:latest"),
+        ("owner/repo:Q4_K_M", "hf.co/owner/repo:q4_k_m"),
+        ("owner/repo:Q4_K_M", "Owner/Repo"),
+        ("owner/repo", "owner/repo:latest"),
+        ("my-model", "my-model:latest"),
+        ("my-model:small", "My-Model:small"),
+    ],
+)
+def test_names_as_clients_write_them(tmp_path: Path, stored: str, asked: str) -> None:
+    async def go() -> None:
+        async with serving(tmp_path, stored) as pool:
+            for _ in range(2):
+                async with pool.use(asked) as service:
+                    assert service.name == stored
+                assert (await pool.model(asked)).id == stored
+            assert len(Client.made) == 1
+
+    run(go())
+
+
+def test_a_request_loads_nothing_but_what_is_in_the_store(tmp_path: Path) -> None:
+    outside = write_model(tmp_path / "outside.gguf")
+
+    async def go() -> None:
+        async with serving(tmp_path, "a") as pool:
+            for name in (outside, "smollm2", "b", "../a", "owner/repo", "", "a" * 1000, "a\0"):
+                with pytest.raises(ModelNotFound) as caught:
+                    async with pool.use(name):
+                        pass
+                assert caught.value.param == "model"
+            assert not Client.made
+
+    run(go())
+
+
+def test_a_closed_pool_serves_its_own_models_alone(tmp_path: Path) -> None:
+    async def go() -> None:
+        put(tmp_path, "a")
+        put(tmp_path, "b")
+        pool = Pool(config.load(home=tmp_path, offline=True))
+        await pool.load("a")
+        assert [card.id for card in await pool.models()] == ["a"]
+        with pytest.raises(ModelNotFound, match="served: a"):
+            async with pool.use("b"):
+                pass
+        await pool.close()
+
+    run(go())
+
+
+def test_it_stays_for_as_long_as_the_last_request_says(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with serving(tmp_path, "a", keep_alive="50ms") as pool:
+            async with pool.use("a"):
+                assert pool.loaded()[0].expires_at is None
+                await asyncio.sleep(0.1)
+                assert loaded(pool) == {"a": "ready"}
+            async with pool.use("a", keep_alive=-1):
+                pass
+            await asyncio.sleep(0.1)
+            assert loaded(pool) == {"a": "ready"}
+            async with pool.use("a", keep_alive=0.02):
+                pass
+            assert pool.loaded()[0].expires_at is not None
+            async with pool.use("a"):
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)
+            assert loaded(pool) == {}
+            async with pool.use("a", keep_alive=0):
+                pass
+            assert loaded(pool) == {"a": "leaving"}
+            await asyncio.sleep(0.01)
+            assert loaded(pool) == {}
+            async with pool.use("a", keep_alive=math.inf):
+                pass
+
+    run(go())
+
+
+def test_the_one_that_was_not_used_for_longest_leaves_and_no_busy_one(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with serving(tmp_path, "a", "b", "c", max_loaded_models=2) as pool:
+            for name in ("a", "b", "a"):
+                async with pool.use(name):
+                    pass
+            async with pool.use("c"):
+                assert loaded(pool) == {"a": "ready", "c": "ready"}
+                async with pool.use("a"):
+                    waiting = asyncio.create_task(use(pool, "b"))
+                    await asyncio.sleep(0.05)
+                    assert loaded(pool)["b"] == "waiting"
+                    again = asyncio.create_task(use(pool, "c"))
+                    await asyncio.sleep(0.02)
+                    assert not waiting.done()
+            assert [await waiting, await again] == ["b", "c"]
+
+    run(go())
+
+
+async def use(pool: Pool, name: str, seconds: float = 0.0) -> str:
+    async with pool.use(name) as service:
+        await asyncio.sleep(seconds)
+        return service.name
+
+
+def test_who_gives_up_waiting_for_room_makes_nobody_leave(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with serving(tmp_path, "a", "b", max_loaded_models=1) as pool:
+            async with pool.use("a"):
+                waiting = asyncio.create_task(use(pool, "b"))
+                await asyncio.sleep(0.05)
+                assert loaded(pool) == {"a": "leaving", "b": "waiting"}
+                waiting.cancel()
+                await asyncio.sleep(0.01)
+                assert loaded(pool) == {"a": "ready"}
+                assert await use(pool, "a") == "a"
+            assert len(Client.made) == 1
+
+    run(go())
+
+
+def test_waiting_for_a_load_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Client, "loading", 0.3)
+
+    async def go() -> None:
+        async with serving(tmp_path, "a", load_timeout=0.1, max_load_queue=2) as pool:
+            first = [asyncio.create_task(use(pool, "a")) for _ in range(2)]
+            await asyncio.sleep(0.02)
+            with pytest.raises(Overloaded):
+                await use(pool, "a")
+            for result in await asyncio.gather(*first, return_exceptions=True):
+                assert isinstance(result, QueueTimeout)
+                assert "50%" in str(result)
+            await asyncio.sleep(0.3)
+            assert await use(pool, "a") == "a"
+
+    run(go())
+
+
+def test_unloading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        async with serving(tmp_path, "a") as pool:
+            with pytest.raises(ModelNotFound, match="loaded: none"):
+                await pool.unload("a")
+            busy = asyncio.create_task(use(pool, "a", 0.1))
+            await asyncio.sleep(0.05)
+            leaving = asyncio.create_task(pool.unload("a"))
+            await asyncio.sleep(0)
+            again = asyncio.create_task(use(pool, "a"))
+            await busy
+            await leaving
+            assert await again == "a"
+            assert [client.is_closed for client in Client.made] == [True, False]
+            monkeypatch.setattr(Client, "loading", 10.0)
+            await pool.unload("a")
+            loading = asyncio.create_task(use(pool, "a"))
+            await asyncio.sleep(0.05)
+            await pool.unload("a")
+            with pytest.raises(Unavailable, match="given up"):
+                await loading
+
+    run(go())
+
+
+def test_what_is_in_the_store(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with serving(tmp_path, "smollm2", "b") as pool:
+            b, smollm2 = await pool.available()
+            assert (b.name, smollm2.name, b.family, b.source) == ("b", "smollm2", "llama", "a test")
+            assert (len(b.digest), b.modified_at > 1e9, b.size > 1000, b.problem) == (64, True, True, None)
+            assert [card.id for card in await pool.models()] == ["b", "smollm2"]
+            assert (await pool.metadata("b"))["general.architecture"] == "llama"
+            await pool.copy("b", "mine:latest")
+            assert (await pool.details("mine")).digest == b.digest
+            await use(pool, "mine")
+            await pool.delete("mine")
+            await pool.delete("b")
+            assert [each.name for each in await pool.available()] == ["smollm2"]
+            with pytest.raises(ModelNotFound):
+                await use(pool, "mine")
+            for gone in ("b", "mine"):
+                with pytest.raises(ModelNotFound):
+                    await pool.delete(gone)
+            with pytest.raises(ModelNotFound):
+                await pool.copy("b", "c")
+            with pytest.raises(ModelNotFound, match="cannot be"):
+                await pool.copy("smollm2", "../x")
+            assert (await pool.pull("smollm2")).name == "smollm2"
+            with pytest.raises(ModelNotFound):
+                await pool.pull(str(tmp_path / "made.gguf"))
+
+    run(go())
+
+
+def test_a_copy_replaces_what_had_its_name(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with serving(tmp_path, "a", "b", "c") as pool:
+            digest = (await pool.details("a")).digest
+            await use(pool, "b")
+            await pool.copy("a", "b")
+            assert (await pool.details("b")).digest == digest
+            assert len(list((tmp_path / "blobs").iterdir())) == 2
+            assert await use(pool, "b") == "b"
+            assert len(Client.made) == 2
+
+    run(go())
