@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pelton.engine.kv_memory import KVMemory, Match
 from pelton.engine.pace import Pace, Prices
+from pelton.engine.sequence import Sequence, SequenceGroup
+from pelton.ops.data import NULL_BLOCK
 from pelton.request import Finish
 from tests.unit.test_engine import GROUPS, alone
 from tests.unit.toy_executor import Transcript, make_engine, prompt, request, run
@@ -90,3 +93,61 @@ def test_a_choice_inherits_what_its_parent_had():
     run(engine, transcript=transcript)
     assert [e for e in transcript.answers("a") if e.choice] == [e for e in alone(asked) if e.choice]
     assert sum(len(step.ids) for step in executor.steps) < 500 + 100 + 2 * 64 + 60
+
+
+def resumed(memory: KVMemory, tokens: list[int], num_saved: int) -> tuple[Sequence, Match]:
+    """A sequence of which so many tokens were saved when it was preempted, and what the cache has for it now."""
+    sequence = SequenceGroup(request("resumed", tokens), 9).sequences[0]
+    memory.attach(sequence, Match([], 0))
+    memory.grow(sequence, num_saved)
+    memory.commit(sequence, num_saved)
+    assert memory.save(sequence, 1.0, 0.0)
+    memory.release(sequence)
+    memory.clear_cache()
+    cached = SequenceGroup(request("cached", [*tokens[:72], -1]), 1).sequences[0]
+    memory.attach(cached, Match([], 0))
+    memory.grow(cached, 72)
+    memory.commit(cached, 72)
+    memory.publish_tail(cached)
+    memory.release(cached)
+    match = memory.match(sequence)
+    assert match.length == 72
+    return sequence, match
+
+
+def test_of_a_match_that_is_left_for_what_was_saved_only_what_is_seen_is_taken():
+    """After 72 tokens a window of 40 does not see the first block any more; after the two whole blocks it would."""
+    memory = KVMemory((None, 40), (20, 20), max_chunk=64, is_caching=True, block_bytes=(100, 100), host_bytes=10_000)
+    sequence, match = resumed(memory, prompt(200), 90)
+    memory.cache.evict(1, match.nodes[0].blocks[1])
+    match = memory.match(sequence)
+    assert (match.length, match.nodes[0].blocks[1]) == (72, NULL_BLOCK)
+    assert memory.can_admit(sequence, match, [])
+    memory.attach(sequence, match)
+    memory.check([sequence])
+    assert sequence.num_computed == 90
+
+
+def test_what_comes_back_fits_where_windows_have_passed_a_match_that_others_hold():
+    """The match's blocks are no help to a window that has passed them."""
+    memory = KVMemory((None, 70), (20, 20), max_chunk=8, is_caching=True, block_bytes=(100, 100), host_bytes=10_000)
+    sequence, match = resumed(memory, prompt(200), 170)
+    other = SequenceGroup(request("other", [*prompt(200)[:72], -2]), 2).sequences[0]
+    memory.attach(other, memory.match(other))
+    held = [memory.pools[1].allocate() for _ in range(memory.pools[1].num_available)]
+    while not memory.can_admit(sequence, match, []):
+        memory.pools[1].give(held.pop())
+    memory.attach(sequence, match)
+    assert sequence.num_computed == 170
+
+
+def test_what_comes_from_disk_fits_there_too():
+    memory = KVMemory((None, 70), (20, 20), max_chunk=8, is_caching=True, block_bytes=(100, 100), host_bytes=10_000)
+    sequence, match = resumed(memory, prompt(200), 40)
+    memory.forget_saved(sequence)
+    other = SequenceGroup(request("other", [*prompt(200)[:72], -2]), 2).sequences[0]
+    memory.attach(other, memory.match(other))
+    held = [memory.pools[1].allocate() for _ in range(memory.pools[1].num_available)]
+    while not memory.can_admit(sequence, match, [], 160):
+        memory.pools[1].give(held.pop())
+    assert memory.set_aside(sequence, match, 5).end == 5

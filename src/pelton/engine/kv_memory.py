@@ -54,6 +54,11 @@ def _whole_blocks(match: Match) -> Match:
     return Match(match.nodes[:num_blocks], num_blocks * BLOCK_TOKENS)
 
 
+def _resumed(sequence: Sequence, match: Match) -> int:
+    """Tokens that a sequence has as soon as it is admitted: those of the match, or what was saved of it."""
+    return match.length if sequence.saved is None else max(match.length, sequence.saved.num_computed)
+
+
 def namespace_of(sequence: Sequence) -> str:
     """What a cached prefix is of, beside its tokens. The tree dies with the engine, so that the numerics fingerprint is
     no part of it."""
@@ -114,13 +119,16 @@ class KVMemory:
         held = len(sequence.tables[group]) if sequence.tables else 0
         return held if window is None else held - min(held, first_seen(sequence.num_computed, window))
 
-    def can_admit(self, sequence: Sequence, match: Match, others: Iterable[Sequence]) -> bool:
-        """Do the prompt and one token more fit, beside what the prefills of `others` will still take?"""
+    def can_admit(self, sequence: Sequence, match: Match, others: Iterable[Sequence], length: int = 0) -> bool:
+        """Do the prompt and one token more fit, beside what the prefills of `others` will still take? `length`: tokens
+        that it will have from elsewhere, where that is more than the match has; windows do not see back as far then,
+        and hold less of the match."""
         others = list(others)
+        length = max(length, _resumed(sequence, match))
         for group, pool in enumerate(self.pools):
             promised = sum(max(0, self._needed(group, other) - self._held(group, other)) for other in others)
             window = self.windows[group]
-            first = 0 if window is None else first_seen(match.length, window)
+            first = 0 if window is None else first_seen(length, window)
             shared = match.nodes[first : match.length // BLOCK_TOKENS]
             fresh = max(0, self._needed(group, sequence) - len(shared))
             woken = sum(pool.is_idle(node.blocks[group]) for node in shared)
@@ -145,20 +153,22 @@ class KVMemory:
         """Give a sequence without blocks what the cache has for it; `can_admit` has said that it fits. The head of
         a block that is matched in part is copied into a block of its own. What it had when it was preempted comes back
         from host memory, where that is more."""
+        length = _resumed(sequence, match)
         saved, sequence.saved = sequence.saved, None
-        self._attach(sequence, match if saved is None or saved.num_computed <= match.length else _whole_blocks(match))
+        self._attach(sequence, _whole_blocks(match) if length > match.length else match, length)
         if saved is not None:
             self._host_free += saved.num_bytes
-            if saved.num_computed > sequence.num_computed:
+            if length > match.length:
                 self._restore(sequence, saved)
 
-    def _attach(self, sequence: Sequence, match: Match) -> None:
+    def _attach(self, sequence: Sequence, match: Match, length: int) -> None:
+        """What of a match is seen by the tokens behind the first `length`."""
         whole, part = divmod(match.length, BLOCK_TOKENS)
         sequence.num_computed = sequence.num_cached = match.length
         sequence.node = match.nodes[whole - 1] if whole else None
         sequence.tables = tuple(array("i") for _ in self.windows)
         for group, (pool, table, window) in enumerate(zip(self.pools, sequence.tables, self.windows, strict=True)):
-            first = 0 if window is None else first_seen(match.length, window)
+            first = 0 if window is None else min(first_seen(length, window), whole)
             table.extend([NULL_BLOCK] * first)
             table.extend(node.blocks[group] for node in match.nodes[first:whole])
             for block in table[first:]:
@@ -171,10 +181,6 @@ class KVMemory:
         num_blocks = blocks_for(saved.num_computed)
         for group, (pool, table, window) in enumerate(zip(self.pools, sequence.tables, self.windows, strict=True)):
             first = 0 if window is None else first_seen(saved.num_computed, window)
-            for index in range(min(first, len(table))):
-                if table[index] != NULL_BLOCK:
-                    pool.give(table[index])
-                    table[index] = NULL_BLOCK
             for index in range(len(table), num_blocks):
                 table.append(NULL_BLOCK if index < first else pool.allocate())
                 if index >= first:

@@ -221,7 +221,7 @@ class Scheduler:
         places = self.tier.find(namespace, sequence.tokens, start, stop)
         length = (start + len(places)) * BLOCK_TOKENS
         saved = self.pace.chunk_seconds(match.length, length - match.length) if length > match.length else 0.0
-        if self.tier.seconds(places) >= saved:
+        if self.tier.seconds(places) >= saved or not self._fits(sequence, match, length):
             return False
         known = (fetch for fetch in self.memory.fetches if fetch.namespace == namespace and fetch.start == start)
         first = sequence.tokens[: (start + 1) * BLOCK_TOKENS]
@@ -263,13 +263,16 @@ class Scheduler:
         while True:
             if free >= 0:
                 match = self.memory.match(sequence)
-                if self.memory.can_admit(sequence, match, [s for s in self.running if s.num_new > 1]):
+                if self._fits(sequence, match):
                     return match
             if not displaced:
                 return None
             victim = displaced.pop(0)
             free += victim.num_slots
             self._preempt(work, victim)
+
+    def _fits(self, sequence: Sequence, match: Match, length: int = 0) -> bool:
+        return self.memory.can_admit(sequence, match, [s for s in self.running if s.num_new > 1], length)
 
     def _run(self, sequence: Sequence) -> None:
         sequence.state = "running"
