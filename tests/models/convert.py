@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -154,12 +154,14 @@ def write(
     path: Path,
     choose: Callable[[str, tuple[int, ...]], WeightType] = lambda name, shape: WeightType.F32,
     padding_rows: int = 0,
+    vocabulary: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes the model. `choose` gives each matrix its type; `padding_rows` more rows pad the vocabulary."""
+    """Writes the model. `choose` gives each matrix its type; `padding_rows` more rows pad the vocabulary; `vocabulary`
+    is metadata about it."""
     tensors = []
     for name, values in [*arrays(model), *rope_tensors(model)]:
         if padding_rows and name in ("token_embd.weight", "output.weight"):
             values = np.concatenate([values, np.full((padding_rows, values.shape[1]), 9.0, np.float32)])
         kind = choose(name, values.shape) if values.ndim > 1 and "ffn_gate_inp" not in name else WeightType.F32
         tensors.append(Tensor.quantize(name, values, kind))
-    gguf.write(path, metadata(model), tensors)
+    gguf.write(path, {**metadata(model), **(vocabulary or {})}, tensors)
