@@ -305,7 +305,7 @@ def test_a_short_prompt_starts_before_a_huge_one_ends_and_that_gets_on():
         engine.submit(request(f"short {turn}", prompt(60, turn + 10), max_tokens=2))
         transcript.add(engine.step())
     assert len(transcript.tokens("short 0")) == 2
-    sequence = engine._groups["huge"].sequences[0]
+    sequence = engine._answers.groups["huge"].sequences[0]
     assert sequence.num_computed >= 30 * 15
     run(engine, transcript=transcript)
 
@@ -421,7 +421,7 @@ def test_abort_in_every_state():
     transcript.add(engine.step())
     engine.submit(request("queued", prompt(300, 2)))
     transcript.add(engine.step())
-    states = {id: engine._groups[id].sequences[0].state for id in ("decoding", "prefill", "queued")}
+    states = {id: engine._answers.groups[id].sequences[0].state for id in ("decoding", "prefill", "queued")}
     assert states == {"decoding": "running", "prefill": "running", "queued": "waiting"}
     for id in states:
         engine.abort(id)

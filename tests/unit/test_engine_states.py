@@ -50,7 +50,7 @@ class Requests(RuleBasedStateMachine):
         return self.now
 
     def _open(self) -> list[str]:
-        return [id for id in self.asked if id in self.engine._groups]
+        return [id for id in self.asked if id in self.engine._answers.groups]
 
     @rule(kind=st.sampled_from(KINDS), priority=st.sampled_from([0, 0, 1, 5]), tenant=st.sampled_from("abc"))
     def submit(self, kind, priority, tenant):
@@ -70,11 +70,11 @@ class Requests(RuleBasedStateMachine):
         self.kept.add(id)
         self.engine.submit(msgspec.structs.replace(kind, id=id, priority=priority, tenant=tenant))
 
-    @precondition(lambda self: self.engine._groups)
+    @precondition(lambda self: self.engine._answers.groups)
     @rule(number=NUMBERS, choice=st.sampled_from([None, None, 0, 1, 2]))
     def abort(self, number, choice):
         id = self._open()[number % len(self._open())]
-        group = self.engine._groups[id]
+        group = self.engine._answers.groups[id]
         held = [s for s in group.sequences if choice in (None, s.choice)]
         self.kept.discard(id)
         self.engine.abort(id, choice)

@@ -28,7 +28,7 @@ def displaced(windows=(None,), until=30, swap=10_000, **settings):
     engine.submit(URGENT)
     transcript.add(engine.step())
     engine.check()
-    (sequence,) = engine._groups["long"].sequences
+    (sequence,) = engine._answers.groups["long"].sequences
     assert sequence.state == "waiting"
     return engine, executor, transcript, sequence
 

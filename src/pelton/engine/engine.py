@@ -5,20 +5,19 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 
-from pelton.backends.base import Pending, Sampled
+from pelton.backends.base import Pending
 from pelton.config import EngineConfig
 from pelton.engine import batch
+from pelton.engine.answers import Answers
 from pelton.engine.background import Background
 from pelton.engine.batch import Row
-from pelton.engine.beam import Candidate, events_of, follow
 from pelton.engine.border import check_request
 from pelton.engine.constraints import MAX_COMPILING, Grammars, Masks
 from pelton.engine.deadlines import Deadlines
 from pelton.engine.kv_memory import KVMemory
-from pelton.engine.outcome import draw_error, error_event, likeliest, prompt_event, token_event
 from pelton.engine.pace import Pace, Shape
 from pelton.engine.pins import Pins
 from pelton.engine.processors import Processors
@@ -27,22 +26,15 @@ from pelton.engine.protocol import Counters, EngineInfo, Identified, Start, Voca
 from pelton.engine.runner import Runner
 from pelton.engine.sampling import Sampling
 from pelton.engine.scheduler import Scheduler, Work
-from pelton.engine.sequence import Sequence, SequenceGroup
+from pelton.engine.sequence import SequenceGroup
 from pelton.engine.speculative import Speculation, count_accepted
 from pelton.engine.tiers import DiskTier
 from pelton.errors import InternalError, InvalidRequest, Overloaded, PeltonError
 from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.digest import of_model
 from pelton.request import (
-    Accepted,
-    Done,
     EngineRequest,
-    ErrorEvent,
     Event,
-    Finish,
-    FinishReason,
-    TokenEvent,
-    Usage,
 )
 
 log = logging.getLogger(__name__)
@@ -95,17 +87,14 @@ class Engine:
         self._sampling = Sampling(runner.vocab_size)
         self._processors = Processors(runner.vocab_size)
         self._grammars = Grammars(runner.vocab_size, lambda: self.on_news())
-        self._groups: dict[str, SequenceGroup] = {}
         self._deadlines = Deadlines(config.queue_timeout, config.request_timeout)
         self._num_arrived = 0
         self._last_end: float | None = None
         """When the last step ended, where the next one follows at once."""
-        self._events: list[Event] = []
-        self._ready: list[SequenceGroup] = []
-        """Beam searches that can go on."""
         self._background: Background | None = None
         self._counters = Counters(kv_blocks_total=sum(pool.num_usable for pool in self.memory.pools))
         self._pins = Pins(self.memory, self.context)
+        self._answers = Answers(self.scheduler, self._pins, self._counters, clock, self._grammars.forget)
         self._open_tier()
 
     def _new_tier(self, folder: BoundedFolder) -> DiskTier:
@@ -138,12 +127,12 @@ class Engine:
             pending = self.runner.submit(inputs)
             self._draw(pending, rows, masks, work)
         self._observe(shape, began)
-        return self._take_events()
+        return self._answers.take_events()
 
     def _take_news(self, now: float) -> None:
         """What is due, and what has become ready beside the steps."""
-        for group, error in self._deadlines.expired(self._groups, now):
-            self._fail_group(group, error)
+        for group, error in self._deadlines.expired(self._answers.groups, now):
+            self._answers.fail(group, error)
         self._pins.expire(now)
         self._take_compiled()
         self.scheduler.take_fetched()
@@ -158,9 +147,8 @@ class Engine:
         accepted = count_accepted(rows, sampled)
         self.scheduler.commit(work, accepted)
         for group, error in () if job is None else job.failed.items():
-            self._fail_group(group, error)
-        self._emit(rows, sampled, accepted)
-        self._advance_beams()
+            self._answers.fail(group, error)
+        self._answers.add(rows, sampled, accepted)
 
     def _observe(self, shape: Shape, began: float) -> None:
         """Count a step, and tell the pace how long it took, with what lay between it and the one before: a stream waits
@@ -180,7 +168,7 @@ class Engine:
         is_fetched = self._tier is not None and self._tier.is_ready
         return (
             self.scheduler.has_work
-            or bool(self._events)
+            or bool(self._answers.events)
             or self._grammars.is_ready
             or is_fetched
             or self._pins.is_due(now)
@@ -224,11 +212,11 @@ class Engine:
         try:
             self._check(request)
         except PeltonError as error:
-            self._events.append(error_event(request.id, error))
+            self._answers.refuse(request.id, error)
             return
         self._num_arrived += 1
         self._counters.requests += 1
-        group = self._groups[request.id] = SequenceGroup(request, self._num_arrived)
+        group = self._answers.groups[request.id] = SequenceGroup(request, self._num_arrived)
         self._deadlines.add(group, self._clock())
         if request.grammar is None:
             self._admit(group)
@@ -238,12 +226,7 @@ class Engine:
 
     def _admit(self, group: SequenceGroup) -> None:
         self.scheduler.add(next(sequence for sequence in group.sequences if sequence.state == "waiting"))
-        self._accept(group)
-
-    def _accept(self, group: SequenceGroup) -> None:
-        if not group.is_accepted:
-            group.is_accepted = True
-            self._events.append(Accepted(group.request.id))
+        self._answers.accept(group)
 
     def learn(self, vocabulary: Vocabulary) -> None:
         """What grammars are made of; before the first request with one."""
@@ -252,9 +235,9 @@ class Engine:
     def _take_compiled(self) -> None:
         """Let requests go on whose grammars are ready."""
         for request_id, compiled in self._grammars.take():
-            group = self._groups[request_id]
+            group = self._answers.groups[request_id]
             if isinstance(compiled, PeltonError):
-                self._fail_group(group, compiled)
+                self._answers.fail(group, compiled)
                 continue
             for sequence in group.sequences:
                 sequence.constraint = compiled.fork()
@@ -264,7 +247,7 @@ class Engine:
 
     def _check(self, request: EngineRequest) -> None:
         """Raise what speaks against taking a request now."""
-        if request.id in self._groups or request.id in self._pins:
+        if request.id in self._answers.groups or request.id in self._pins:
             raise InvalidRequest(f"a request with id {request.id!r} is in flight", param="id")
         check_request(request, self.runner.vocab_size, self.runner.max_sequences, self.context)
         self._processors.check(request.sampling.logits_processors)
@@ -281,18 +264,9 @@ class Engine:
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one of its choices, at once; its blocks are free for the next step."""
-        group = self._groups.get(request_id)
-        if group is None:
-            return
-        self._accept(group)  # also where its grammar is not ready: what ends has been accepted
-        if group.beams is not None:
-            self._counters.aborted += group.request.sampling.n
-            self._end_beams(group, [Finish(request_id, i, "abort") for i in range(group.request.sampling.n)])
-            return
-        for sequence in group.sequences:
-            if sequence.state != "finished" and choice in (None, sequence.choice):
-                self._counters.aborted += 1
-                self._finish(sequence, "abort")
+        group = self._answers.groups.get(request_id)
+        if group is not None:
+            self._answers.abort(group, choice)
 
     def unpin(self, request_id: str) -> None:
         """Pin the prompt of that request no longer."""
@@ -309,12 +283,12 @@ class Engine:
     def _fail(self, error: Exception) -> list[Event]:
         log.error("a step failed", exc_info=error)
         self._last_end = None
-        for group in list(self._groups.values()):
-            self._fail_group(group, InternalError(f"the step of this request failed: {error}"))
+        for group in list(self._answers.groups.values()):
+            self._answers.fail(group, InternalError(f"the step of this request failed: {error}"))
         self._pins.clear()
         self.memory.clear_cache()  # blocks of the failed step may hold anything
         self.check()
-        return self._take_events()
+        return self._answers.take_events()
 
     def check(self) -> None:
         """Raise `InternalError` unless every block of KV memory is accounted for."""
@@ -345,118 +319,3 @@ class Engine:
             self._background.close()
         sys.stderr.write("".join(map(table, self.runner.profile())))
         self.runner.close()
-
-    def _emit(self, rows: list[Row], sampled: Sampled, accepted: Mapping[Sequence, int]) -> None:
-        errors, mus = sampled.errors.tolist(), sampled.mu.tolist()
-        for row, ((sequence, offset, target), token) in enumerate(zip(rows, sampled.ids.tolist(), strict=True)):
-            group = sequence.group
-            kept = accepted.get(sequence, 0)
-            if offset > kept or sequence.state == "finished":  # another choice of its request could not draw
-                continue
-            if target < 0 and sequence.num_prompt == sequence.max_length:  # it is not to draw at all
-                self._end_prompt(sequence)
-                continue
-            if errors[row]:
-                self._fail_group(group, draw_error(errors[row]))
-                continue
-            if target >= 0:
-                group.num_scored += 1
-                self._events.append(prompt_event(sequence, target, sampled, row))
-            elif group.beams is not None:
-                self._offer(sequence, sampled, row)
-            else:
-                self._take(sequence, token, sampled, row, mus[row] if offset == kept else None)
-
-    def _take(self, sequence: Sequence, token: int, sampled: Sampled, row: int, mu: float | None) -> None:
-        """A token was drawn. `mu`: mirostat's bound after it; None where the token is an accepted one of the draft,
-        which the sequence has already."""
-        group, constraint = sequence.group, sequence.constraint
-        group.num_completion += 1
-        if constraint is not None:
-            constraint.accept(token)
-            if (error := constraint.error) is not None:
-                self._fail_group(group, error)
-                return
-        if token in group.end_ids:
-            logprob = None if group.num_logprobs is None else float(sampled.logprobs[row])
-            self._finish(sequence, "stop", token, logprob)
-            return
-        if mu is not None:
-            sequence.tokens.append(token)
-            sequence.mu = mu
-        self._events.append(token_event(sequence, token, sampled, row))
-        if constraint is not None and constraint.is_finished:
-            self._finish(sequence, "stop")
-        elif mu is not None and len(sequence.tokens) == sequence.max_length:
-            self._finish(sequence, "length")
-
-    def _end_prompt(self, sequence: Sequence) -> None:
-        """All that was asked for is a prompt, which is in memory now."""
-        if sequence.group.request.pin_ttl:
-            try:
-                self._pins.add(sequence, self._clock())
-            except PeltonError as error:  # others have been pinned meanwhile
-                self._fail_group(sequence.group, error)
-                return
-        self._finish(sequence, "length")
-
-    def _finish(
-        self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None, logprob: float | None = None
-    ) -> None:
-        group = sequence.group
-        self.scheduler.finish(sequence)
-        self._events.append(Finish(group.request.id, sequence.choice, reason, stop_id, logprob))
-        if group.is_finished:
-            self._end_well(group)
-
-    def _end_well(self, group: SequenceGroup) -> None:
-        usage = Usage(
-            prompt_tokens=len(group.request.prompt_ids),
-            completion_tokens=group.num_completion,
-            cached_tokens=group.num_cached or 0,
-        )
-        self._counters.prompt_tokens += usage.prompt_tokens
-        self._counters.cached_tokens += usage.cached_tokens
-        self._end(group, Done(group.request.id, usage))
-
-    def _offer(self, sequence: Sequence, sampled: Sampled, row: int) -> None:
-        """A slot of a beam search has its candidates; where all have, the search goes on after the step."""
-        group, beams = sequence.group, sequence.group.beams
-        assert beams is not None
-        top = likeliest(sampled, row, max(beams.num_candidates, group.request.sampling.logprobs or 0))
-        beams.offer(sequence.choice, [Candidate(each.id, each.logprob) for each in top], top)
-        if beams.is_ready:
-            self._ready.append(group)
-
-    def _advance_beams(self) -> None:
-        ready, self._ready = self._ready, []
-        for group in ready:
-            is_open = self._groups.get(group.request.id) is group
-            if group.beams is None or not is_open or not group.beams.is_ready:  # it has ended, or gone on already
-                continue
-            follow(group.beams.advance(), group.sequences, self.scheduler)
-            if group.beams.is_done:
-                self._end_beams(group, events_of(group.beams, group.request))
-
-    def _end_beams(self, group: SequenceGroup, events: list[TokenEvent | Finish]) -> None:
-        for sequence in group.sequences:
-            self.scheduler.finish(sequence)
-        group.num_completion = sum(isinstance(e, TokenEvent) or e.stop_id is not None for e in events)
-        self._events += events
-        self._end_well(group)
-
-    def _fail_group(self, group: SequenceGroup, error: PeltonError) -> None:
-        for sequence in group.sequences:
-            if sequence.state != "finished":
-                self.scheduler.finish(sequence)
-        self._end(group, error_event(group.request.id, error))
-
-    def _end(self, group: SequenceGroup, event: Done | ErrorEvent) -> None:
-        self._counters.completion_tokens += group.num_completion
-        del self._groups[group.request.id]
-        self._grammars.forget(group.request.id)
-        self._events.append(event)
-
-    def _take_events(self) -> list[Event]:
-        events, self._events = self._events, []
-        return events
