@@ -1,6 +1,7 @@
 """Every setting. This module is the only reader of the environment: C++ and all other modules are told.
 
-Each setting is a field here; its environment variable is PELTON_ and the field's name in capitals.
+Each setting is a field here; its environment variable is PELTON_ and the field's name in capitals. Lists are separated
+by commas there.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_origin
 
 import msgspec
 
@@ -140,6 +141,29 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8000
     drain_timeout: float = 30.0
     max_body: int = 32 << 20
+    """Bytes that a request's body may have."""
+    max_headers: int = 64 << 10
+    """Bytes that a request's first line and headers may have together."""
+    header_timeout: float = 20.0
+    """Seconds in which a request's headers must have come."""
+    body_timeout: float = 30.0
+    """Seconds in which a request's body must have come, plus one for each 16 KiB of it."""
+    api_key: str = ""
+    """A key that may do everything; "": none."""
+    api_key_file: str = ""
+    """A file of such keys, one a line, each alone or behind a name; "": none."""
+    store: str = ""
+    """The SQLite file of keys, of what they have used and of all else that outlives the server. `load` names
+    HOME/server.sqlite; "": nothing is kept."""
+    insecure: bool = False
+    """Listen beyond this machine without any key?"""
+    cors_origin: tuple[str, ...] = ()
+    """Origins of web pages that may use the server from a browser; "*": all."""
+    ssl_certfile: str = ""
+    ssl_keyfile: str = ""
+    """"": in `ssl_certfile`."""
+    strict_params: bool = False
+    """Refuse parameters that would be ignored?"""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,6 +195,8 @@ def _read(section: type[msgspec.Struct], environment: dict[str, str], overrides:
             source, value = variable, environment[variable]
         if value is None:
             continue
+        if source != field.name and get_origin(field.type) is tuple:
+            value = [each.strip() for each in value.split(",") if each.strip()]
         try:
             values[field.name] = msgspec.convert(value, field.type, strict=False, dec_hook=_written)
         except msgspec.ValidationError as error:
@@ -200,9 +226,13 @@ def load(**overrides: Any) -> Config:
     bundles = (environment.get(name) for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"))
     if (bundle := next(filter(None, bundles), None)) and "PELTON_CA_BUNDLE" not in environment:
         hub["ca_bundle"] = bundle
+    hub_config = _read(HubConfig, environment, {**hub, **{k: v for k, v in overrides.items() if v is not None}})
+    server_config = _read(ServerConfig, environment, overrides)
+    if not server_config.store:
+        server_config = msgspec.structs.replace(server_config, store=str(hub_config.home / "server.sqlite"))
     return Config(
         engine=_read(EngineConfig, environment, overrides),
-        hub=_read(HubConfig, environment, {**hub, **{k: v for k, v in overrides.items() if v is not None}}),
+        hub=hub_config,
         pool=_read(PoolConfig, environment, overrides),
-        server=_read(ServerConfig, environment, overrides),
+        server=server_config,
     )

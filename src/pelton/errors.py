@@ -3,7 +3,12 @@
 PeltonError                       500  the root; anything else that escapes is a bug
 |- InvalidRequest                 400  the client's request cannot be served as it stands
 |  |- ContextLengthExceeded       400  prompt and max_tokens do not fit the context: names both numbers
-|  `- RequestTooLarge             413  a body or a field over its bound
+|  |- RequestTooLarge             413  a body or a field over its bound
+|  |- SlowRequest                 408  a body that has not come in the time it may take
+|  |- HeadersTooLarge             431  headers over their bound
+|  |- Unauthorized                401  no key, or none that is known and valid now
+|  `- Forbidden                   403  the key may not do this
+|- RateLimited                    429  the key has had its requests or tokens for now
 |- ModelNotFound                  404  no model of that name
 |- Overloaded                     429  the queue is full: try again after `retry_after` seconds
 |- Unavailable                    503  draining, or the engine is being started again
@@ -61,6 +66,40 @@ class RequestTooLarge(InvalidRequest):
     """A body, or a part of it, is over its bound."""
 
     status = 413
+
+
+class SlowRequest(InvalidRequest):
+    """The request's body has not come in the time that it may take."""
+
+    status = 408
+
+
+class HeadersTooLarge(InvalidRequest):
+    """The request's headers are over their bound."""
+
+    status = 431
+
+
+class Unauthorized(InvalidRequest):
+    """The request has no key, or one that is unknown, revoked or expired."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class Forbidden(InvalidRequest):
+    """The request's key may not do this."""
+
+    status = 403
+    code = "forbidden"
+
+
+class RateLimited(PeltonError):
+    """The request's key has had its requests or tokens for now."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
 
 
 class ModelNotFound(PeltonError):

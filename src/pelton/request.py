@@ -157,7 +157,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     """The lower, the sooner, as in vLLM."""
     user: str | None = None
-    """Whose request it is; those who wait share the engine by tokens."""
+    """Whose request it is, as the client says."""
+    tenant: str | None = None
+    """Those who wait share the engine by tokens; None: `user`."""
     timeout: float | None = None
     """Seconds that the request may take in all; None: the server's setting."""
     queue_timeout: float | None = None

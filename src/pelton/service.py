@@ -172,7 +172,7 @@ class Service:
             bad_words_ids=spellings(self.tokenizer, sampling.bad_words),
             dry_breaker_ids=await self._breaker_ids(sampling),
             priority=request.priority,
-            tenant=request.user or "",
+            tenant=request.tenant or request.user or "",
             timeout=request.timeout,
             queue_timeout=request.queue_timeout,
             cache_salt=request.cache_salt,

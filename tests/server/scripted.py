@@ -16,7 +16,8 @@ from pelton.config import ServerConfig
 from pelton.errors import ModelNotFound, PeltonError
 from pelton.pool import ModelCard
 from pelton.request import ChoiceEvent, Request, TextDelta, TextDone, TextEvent, TextFinish, TokenText, Usage
-from pelton.server import app
+from pelton.server.app import App
+from pelton.server.protocol import bounded_protocol
 
 
 def token(text: str) -> TokenText:
@@ -103,7 +104,7 @@ class ScriptedPool:
 
     async def model(self, name: str) -> ModelCard:
         if name != "scripted":
-            raise ModelNotFound(f"there is no model {name!r}; there is: scripted", param="model")
+            raise ModelNotFound(f"there is no model {name[:200]!r}; there is: scripted", param="model")
         return (await self.models())[0]
 
     def services(self) -> list[ScriptedService]:
@@ -119,8 +120,9 @@ def serving(service: ScriptedService, **settings: object) -> Iterator[str]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     config = ServerConfig(**settings)  # type: ignore[arg-type]
-    guard = app.build(ScriptedPool(service), config)  # type: ignore[arg-type]
-    server = uvicorn.Server(uvicorn.Config(guard, log_level="error", lifespan="off"))
+    app = App(ScriptedPool(service), config)  # type: ignore[arg-type]
+    http = bounded_protocol(config.header_timeout, config.max_headers)
+    server = uvicorn.Server(uvicorn.Config(app.guard, http=http, log_level="error", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     while not server.started:
@@ -131,3 +133,4 @@ def serving(service: ScriptedService, **settings: object) -> Iterator[str]:
         server.should_exit = True
         thread.join()
         listener.close()
+        app.close()

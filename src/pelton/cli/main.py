@@ -147,6 +147,16 @@ def run(model: str, prompt: tuple[str, ...], **options: Any) -> None:
 @click.option("--queue-timeout", type=click.FloatRange(0), help="Seconds a request may wait. [default: any time]")
 @click.option("--request-timeout", type=click.FloatRange(0), help="Seconds a request may take. [default: any time]")
 @click.option("--drain-timeout", type=click.FloatRange(0), help="Seconds for answers to end at shutdown. [default: 30]")
+@click.option("--api-key", help="A key that clients must have; better in PELTON_API_KEY, which `ps` does not show.")
+@click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False), help="Such keys: KEY or NAME KEY a line.")
+@click.option("--insecure", is_flag=True, default=None, help="Listen beyond this machine without any key.")
+@click.option("--cors-origin", multiple=True, help="Origin of web pages that may use the server; *: all. Repeatable.")
+@click.option("--ssl-certfile", type=click.Path(exists=True, dir_okay=False), help="Serve HTTPS with this certificate.")
+@click.option(
+    "--ssl-keyfile", type=click.Path(exists=True, dir_okay=False), help="[default: in the certificate's file]"
+)
+@click.option("--max-body", type=click.IntRange(1), help="Bytes of a request's body. [default: 32 MiB]")
+@click.option("--strict-params", is_flag=True, default=None, help="Refuse parameters that would be ignored.")
 @engine_options
 def serve(models: tuple[str, ...], **options: Any) -> None:
     """Serve MODELs over HTTP, with OpenAI's API.
@@ -192,6 +202,54 @@ def rm(model: tuple[str, ...]) -> None:
     from pelton.cli import models
 
     models.remove(model)
+
+
+@main.group()
+def keys() -> None:
+    """Make, list and revoke the API keys of this machine's servers."""
+
+
+@keys.command("create")
+@click.option("--name", required=True, help="Whose it is.")
+@click.option("--scopes", help="Of inference, models, admin; separated by commas. [default: inference]")
+@click.option("--models", help="Names of the models that it may use, separated by commas. [default: all]")
+@click.option("--rpm", type=click.IntRange(1), help="Requests per minute. [default: any number]")
+@click.option("--tpm", type=click.IntRange(1), help="Tokens per minute, in and out. [default: any number]")
+@click.option("--expires", help="30d, 12h, or a date as 2027-01-31 (UTC). [default: never]")
+def keys_create(**options: Any) -> None:
+    """Make a key and print it, this once."""
+    from pelton.cli import keys as command
+
+    command.create(**options)
+
+
+@keys.command("list")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line per key.")
+def keys_list(as_json: bool) -> None:
+    """List the keys."""
+    from pelton.cli import keys as command
+
+    command.list_keys(as_json)
+
+
+@keys.command("revoke")
+@click.argument("name")
+def keys_revoke(name: str) -> None:
+    """End the key of this NAME, or of this id, at once."""
+    from pelton.cli import keys as command
+
+    command.revoke(name)
+
+
+@keys.command("usage")
+@click.option("--name", help="One key's alone: its name or its id. [default: all]")
+@click.option("--since", help="First day, as 2027-01-31 (UTC). [default: the first there is]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line per day, key and model.")
+def keys_usage(**options: Any) -> None:
+    """Show what keys have used, by day and model."""
+    from pelton.cli import keys as command
+
+    command.usage(**options)
 
 
 @main.group()

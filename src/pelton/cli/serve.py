@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pelton import config
+
+if TYPE_CHECKING:
+    from pelton.pool import Pool
+    from pelton.server.listen import Server
 
 
 def serve(models: tuple[str, ...], *, served_name: str | None, any_model: bool, **options: Any) -> None:
     """Serve until a signal ends it. `any_model`: those of the store, too; without `models` that is so anyway."""
     if served_name is not None and len(models) != 1:
         raise click.UsageError("--served-name is the name of one MODEL")
+    if options["api_key"] == "":
+        raise click.UsageError("--api-key is empty: leave it out to serve without keys")
+    options["cors_origin"] = options["cors_origin"] or None
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     names = {served_name or model: model for model in models}
     asyncio.run(_serve(names, any_model or not models, config.load(**options)))
@@ -31,15 +37,21 @@ async def _serve(models: Mapping[str, str], is_open: bool, settings: config.Conf
     try:
         with Display() as display:
             loads = [asyncio.ensure_future(pool.load(model, display, name=name)) for name, model in models.items()]
-            app = await asyncio.to_thread(importlib.import_module, "pelton.server.app")
-            bound = app.bind(settings.server)
+            server = await asyncio.to_thread(_open, pool, settings.server)
             await asyncio.gather(*loads)
         host = f"[{settings.server.host}]" if ":" in settings.server.host else settings.server.host
+        scheme = "https" if settings.server.ssl_certfile else "http"
         what = f"{', '.join(models)} is" if len(models) == 1 else f"{', '.join(models)} are" if models else "Pelton is"
 
         def announce(port: int) -> None:
-            click.echo(f"{what} ready at http://{host}:{port}", err=True)
+            click.echo(f"{what} ready at {scheme}://{host}:{port}", err=True)
 
-        await app.serve(pool, settings.server, bound, announce)
+        await server.run(announce)
     finally:
         await pool.close()
+
+
+def _open(pool: Pool, settings: config.ServerConfig) -> Server:
+    from pelton.server.listen import Server
+
+    return Server(pool, settings)

@@ -13,7 +13,6 @@ from starlette.types import ASGIApp
 
 from pelton.errors import InternalError, PeltonError
 from pelton.folding import Choice, summed
-from pelton.pool import Pool
 from pelton.request import (
     Request,
     TextDelta,
@@ -26,6 +25,7 @@ from pelton.request import (
     ToolCallEnd,
     Usage,
 )
+from pelton.server.models import Models
 from pelton.server.wire import JSON, EventStream, unless_gone
 
 log = logging.getLogger("pelton.server")
@@ -77,12 +77,12 @@ class Reply(Protocol):
         ...
 
 
-async def answer(pool: Pool, http: HTTPRequest, reply: Reply, requests: Sequence[Request]) -> ASGIApp:
+async def answer(models: Models, http: HTTPRequest, reply: Reply, requests: Sequence[Request]) -> ASGIApp:
     """Start all requests, which share one answer. What is wrong with them is raised here, before any status line."""
     async with AsyncExitStack() as stack:
-        service = await unless_gone(http, stack.enter_async_context(pool.use(requests[0].model)))
+        service = await unless_gone(http, stack.enter_async_context(models.use(requests[0].model)))
         reply.fingerprint = service.fingerprint
-        streams = await unless_gone(http, _start([service.generate(request) for request in requests]))
+        streams = await unless_gone(http, _start([models.meter.begin(service, request) for request in requests]))
         stack.push_async_callback(_close, streams)
         events = _merge(streams, reply.num_choices)
         count = len(requests) * reply.num_choices

@@ -1,40 +1,85 @@
-"""What stands before every route, as pure ASGI: request ids, the bound on bodies, and no new work while draining."""
+"""What stands before every route, as pure ASGI: request ids, CORS, keys, the bound on headers, and no new work while
+draining."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pelton.errors import PeltonError, RequestTooLarge, Unavailable
+from pelton.errors import HeadersTooLarge, PeltonError, Unavailable
+from pelton.server.body import Bounds
+from pelton.server.context import Context, current, enter
+from pelton.server.keys import KeyRing
+from pelton.server.limits import Limits
+from pelton.server.store import Store
 
 _GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 ErrorWriter = Callable[[PeltonError, Scope, Receive, Send], Awaitable[None]]
 
+STRICT_HEADER = "x-pelton-strict-params"
+EXPOSED = (
+    "x-request-id",
+    "retry-after",
+    *(f"x-ratelimit-{name}-{kind}" for kind in ("requests", "tokens") for name in ("limit", "remaining", "reset")),
+)
+"""Headers of answers that scripts of other origins may read."""
+PREFLIGHT_SECONDS = 600
+"""How long a browser may remember what it was allowed."""
+MAX_HEADERS = 200
+"""How many a request may have."""
+
 
 class Guard:
     """The outermost layer. After `drain` new work is refused with 503, and so is a request whose body has not all
-    come: it could keep a server from ending. `num_active` counts answers under way."""
+    come. `num_active` counts answers under way."""
 
-    def __init__(self, app: ASGIApp, *, max_body: int, write_error: ErrorWriter) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: KeyRing,
+        store: Store | None,
+        bounds: Bounds,
+        write_error: ErrorWriter,
+        open_paths: frozenset[str],
+        origins: Sequence[str] = (),
+        max_headers: int,
+        is_strict: bool,
+    ) -> None:
+        """`open_paths` need no key and are answered while draining; `origins` are those of CORS."""
         self._app = app
-        self._max_body = max_body
+        self._keys = keys
+        self._store = store
+        self._bounds = bounds
         self._write_error = write_error
-        self._drains = asyncio.Event()
+        self._open_paths = open_paths
+        self._max_headers = max_headers
+        self._is_strict = is_strict
+        self._door: ASGIApp = self._checked
+        if origins:
+            self._door = CORSMiddleware(
+                self._checked,
+                allow_origins=origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=EXPOSED,
+                max_age=PREFLIGHT_SECONDS,
+            )
         self.num_active = 0
 
     @property
     def is_draining(self) -> bool:
         """Is new work refused?"""
-        return self._drains.is_set()
+        return self._bounds.is_draining
 
     def drain(self) -> None:
         """Refuse new work from now on."""
-        self._drains.set()
+        self._bounds.drain()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run one request (ASGI)."""
@@ -43,53 +88,53 @@ class Guard:
             return
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
-        request_id = given if _GOOD_ID.fullmatch(given) else secrets.token_hex(12)
+        context = Context(
+            id=given if _GOOD_ID.fullmatch(given) else secrets.token_hex(12),
+            is_strict=_is_on(headers.get(STRICT_HEADER), self._is_strict),
+        )
+        enter(context)
 
-        async def send_with_id(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                told = MutableHeaders(scope=message)
+                told["x-request-id"] = context.id
+                told.raw.extend(context.limits.headers())
             await send(message)
 
         self.num_active += 1
         try:
-            if self.is_draining and scope["path"] != "/health":
-                raise Unavailable("the server is shutting down")
-            if (
-                headers.get("content-length", "0").isdigit()
-                and int(headers.get("content-length", "0")) > self._max_body
-            ):
-                raise RequestTooLarge(f"the body is larger than {self._max_body} bytes")
-            await self._app(scope, self._bounded(receive), send_with_id)
-        except (RequestTooLarge, Unavailable) as error:
-            await self._write_error(error, scope, receive, send_with_id)
+            await self._door(scope, receive, send_with_headers)
         finally:
             self.num_active -= 1
 
-    def _bounded(self, receive: Receive) -> Receive:
-        """`receive`, which refuses a body that grows past the bound whatever its headers said, or that is still to
-        come when the server drains."""
-        total = 0
-        is_complete = False
-
-        async def bounded() -> Message:
-            nonlocal total, is_complete
-            message = await (receive() if is_complete else self._unless_draining(receive))
-            is_complete = not message.get("more_body", False)
-            total += len(message.get("body", b""))
-            if total > self._max_body:
-                raise RequestTooLarge(f"the body is larger than {self._max_body} bytes")
-            return message
-
-        return bounded
-
-    async def _unless_draining(self, receive: Receive) -> Message:
-        message = asyncio.ensure_future(receive())
-        drains = asyncio.ensure_future(self._drains.wait())
+    async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Behind CORS, so that a script may read what is refused here, too."""
         try:
-            await asyncio.wait((message, drains), return_when=asyncio.FIRST_COMPLETED)
-            if not message.done():
-                raise Unavailable("the server is shutting down")
-            return message.result()
-        finally:
-            message.cancel()
-            drains.cancel()
+            self._check(scope)
+        except PeltonError as error:
+            await self._write_error(error, scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        sizes = [len(name) + len(value) for name, value in scope["headers"]]
+        if len(sizes) > MAX_HEADERS or sum(sizes) > self._max_headers:
+            raise HeadersTooLarge(f"a request may have {MAX_HEADERS} headers of {self._max_headers} bytes in all")
+        if scope["path"] in self._open_paths:
+            return
+        if self.is_draining:
+            raise Unavailable("the server is shutting down")
+        context = current()
+        context.key = self._keys.authenticate(_texts(Headers(scope=scope)))
+        context.limits = Limits(self._store, context.key)
+
+
+def _is_on(header: str | None, default: bool) -> bool:
+    return default if header is None else header.strip().lower() in {"1", "true", "yes", "on"}
+
+
+def _texts(headers: Headers) -> list[str]:
+    """What a request offers as its key."""
+    kind, _, text = headers.get("authorization", "").partition(" ")
+    texts = [text.strip()] if kind.lower() == "bearer" else []
+    return [each for each in (*texts, headers.get("x-api-key", "")) if each]

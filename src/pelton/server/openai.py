@@ -10,20 +10,21 @@ from typing import Any
 import msgspec
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from pelton.errors import InvalidRequest
-from pelton.pool import ModelCard, Pool
+from pelton.pool import ModelCard
 from pelton.request import Grammar, Message, Request, SamplingParams, Tool, ToolChoice
 from pelton.server import openai_types as wire
 from pelton.server.answer import answer
-from pelton.server.openai_reply import ChatReply, CompletionReply
+from pelton.server.models import Models
+from pelton.server.openai_reply import ChatReply, CompletionReply, error_body
+from pelton.server.operation import Dialect, Operation
 from pelton.server.wire import JSON, read
 
 
-def routes(pool: Pool) -> list[Route]:
-    """The dialect's routes."""
+def dialect(models: Models) -> Dialect:
+    """The dialect over these models."""
 
     async def chat(http: HTTPRequest) -> ASGIApp:
         body, extras = await read(http, wire.ChatRequest)
@@ -49,7 +50,7 @@ def routes(pool: Pool) -> list[Route]:
             user=body.user,
         )
         reply = ChatReply(request.id, body, extras, wants_logprobs=bool(body.logprobs))
-        return await answer(pool, http, reply, [request])
+        return await answer(models, http, reply, [request])
 
     async def completions(http: HTTPRequest) -> ASGIApp:
         body, extras = await read(http, wire.CompletionRequest)
@@ -70,20 +71,39 @@ def routes(pool: Pool) -> list[Route]:
             user=body.user,
         )
         reply = CompletionReply(base.id, body, extras, wants_logprobs=body.logprobs is not None)
-        return await answer(pool, http, reply, _prompts(base, body.prompt))
+        return await answer(models, http, reply, _prompts(base, body.prompt))
 
-    async def models(_: HTTPRequest) -> Response:
-        return JSON(wire.ModelList(data=[_card(card) for card in await pool.models()]))
+    async def listing(_: HTTPRequest) -> Response:
+        return JSON(wire.ModelList(data=[_card(card) for card in await models.models()]))
 
     async def model(http: HTTPRequest) -> Response:
-        return JSON(_card(await pool.model(http.path_params["name"])))
+        return JSON(_card(await models.model(http.path_params["name"])))
 
-    return [
-        Route("/v1/chat/completions", chat, methods=["POST"]),
-        Route("/v1/completions", completions, methods=["POST"]),
-        Route("/v1/models", models, methods=["GET"]),
-        Route("/v1/models/{name:path}", model, methods=["GET"]),
-    ]
+    operations = (
+        Operation(
+            method="POST",
+            path="/v1/chat/completions",
+            run=chat,
+            summary="Answer a chat",
+            body=wire.ChatRequest,
+            answer=wire.Answer,
+            stream="text/event-stream",
+        ),
+        Operation(
+            method="POST",
+            path="/v1/completions",
+            run=completions,
+            summary="Go on with a text",
+            body=wire.CompletionRequest,
+            answer=wire.Answer,
+            stream="text/event-stream",
+        ),
+        Operation(method="GET", path="/v1/models", run=listing, summary="List the models", answer=wire.ModelList),
+        Operation(
+            method="GET", path="/v1/models/{name:path}", run=model, summary="Show one model", answer=wire.ModelCard
+        ),
+    )
+    return Dialect(operations=operations, prefixes=("/v1",), error_body=error_body)
 
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")

@@ -22,6 +22,7 @@ from pelton.request import (
 )
 from pelton.server import openai_types as wire
 from pelton.server.answer import ToolCallEvent
+from pelton.server.context import current
 from pelton.server.wire import DONE, sse
 
 B = TypeVar("B", bound=wire.SamplingFields)
@@ -291,6 +292,7 @@ def _ignored(extras: dict[str, Any]) -> list[str]:
         if name in extras and extras[name] not in values:
             raise InvalidRequest(f"{name} is not supported by this server", param=name)
     ignored = sorted(name for name in extras if name not in wire.NOT_OFFERED)
+    current().refuse_ignored(ignored)
     more = [f"... and {len(ignored) - MAX_IGNORED} more"] if len(ignored) > MAX_IGNORED else []
     return ignored[:MAX_IGNORED] + more
 

@@ -12,13 +12,13 @@ import secrets
 import msgspec
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from pelton.errors import InvalidRequest
-from pelton.pool import Pool
 from pelton.request import Request
 from pelton.server import openai_types as openai
+from pelton.server.models import Models
 from pelton.server.openai import message
+from pelton.server.operation import Operation
 from pelton.server.wire import JSON, read, unless_gone
 
 
@@ -65,8 +65,8 @@ class PinNotFound(InvalidRequest):
     code = "pin_not_found"
 
 
-def routes(pool: Pool) -> list[Route]:
-    """The routes."""
+def operations(models: Models) -> tuple[Operation, ...]:
+    """The operations. All that is pinned is seen and let go by whoever may change what models there are."""
 
     async def create(http: HTTPRequest) -> Response:
         body, unknown = await read(http, PinRequest)
@@ -89,14 +89,14 @@ def routes(pool: Pool) -> list[Route]:
 
     async def delete(http: HTTPRequest) -> Response:
         id = http.path_params["id"]
-        for service in pool.services():
+        for service in models.services():
             if any(pin.id == id for pin in service.pins):
                 service.unpin(id)
                 return JSON(Unpinned(id=id))
         raise PinNotFound(f"there is no pin {id[:200]!r}, or not any more")
 
     async def pin(request: Request, ttl: float) -> None:
-        async with pool.use(request.model) as service:
+        async with models.use(request.model) as service:
             await service.pin(request, ttl)
 
     def pins() -> list[Pin]:
@@ -108,12 +108,22 @@ def routes(pool: Pool) -> list[Route]:
                 created_at=pin.created_at,
                 expires_at=pin.expires_at,
             )
-            for service in pool.services()
+            for service in models.services()
             for pin in service.pins
         ]
 
-    return [
-        Route("/v1/prefix_cache/pins", create, methods=["POST"]),
-        Route("/v1/prefix_cache/pins", listing, methods=["GET"]),
-        Route("/v1/prefix_cache/pins/{id}", delete, methods=["DELETE"]),
-    ]
+    path = "/v1/prefix_cache/pins"
+    return (
+        Operation(
+            method="POST", path=path, run=create, summary="Pin a prompt", scope="models", body=PinRequest, answer=Pin
+        ),
+        Operation(method="GET", path=path, run=listing, summary="List the pins", scope="models", answer=PinList),
+        Operation(
+            method="DELETE",
+            path="/v1/prefix_cache/pins/{id}",
+            run=delete,
+            summary="Let go of a pin",
+            scope="models",
+            answer=Unpinned,
+        ),
+    )

@@ -1,0 +1,52 @@
+"""What is known of the HTTP request that is being answered, for whatever runs on its behalf: `current()`."""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from pelton.errors import Forbidden, InvalidRequest
+from pelton.server.keys import ANYONE, Key, Scope
+from pelton.server.limits import Limits
+
+
+@dataclass
+class Context:
+    """One HTTP request."""
+
+    id: str = ""
+    """Its `X-Request-Id`."""
+    key: Key = ANYONE
+    limits: Limits = field(default_factory=lambda: Limits(None, ANYONE))
+    is_strict: bool = False
+    """Are parameters refused that would be ignored?"""
+    began: float = field(default_factory=time.perf_counter)
+    route: str = ""
+    """The path of its route as declared; "": of none."""
+
+    def require(self, scope: Scope) -> None:
+        """Raise `Forbidden` unless the key has the scope."""
+        if not self.key.may(scope):
+            raise Forbidden(f"the key {self.key.name!r} lacks the scope {scope!r} that this route needs")
+
+    def refuse_ignored(self, names: list[str]) -> None:
+        """Raise `InvalidRequest` for parameters that would be ignored, where that was asked for."""
+        if self.is_strict and names:
+            raise InvalidRequest(
+                f"not supported by this server, and strict parameters are on: {', '.join(names)}"[:400],
+                param=names[0].split(".")[0].split("[")[0][:200],
+            )
+
+
+_current: ContextVar[Context] = ContextVar("pelton request")
+
+
+def current() -> Context:
+    """The request on whose behalf this task runs; one that may do everything where there is none."""
+    return _current.get(None) or Context()
+
+
+def enter(context: Context) -> None:
+    """This task, and those that it starts, run on behalf of this request."""
+    _current.set(context)

@@ -1,0 +1,148 @@
+"""The server's life: take the address, start, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import signal
+import socket
+import ssl
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from pelton.config import ServerConfig
+from pelton.errors import ConfigError
+from pelton.pool import Pool
+from pelton.server.app import App
+from pelton.server.guard import Guard
+from pelton.server.protocol import bounded_protocol
+
+log = logging.getLogger("pelton.server")
+
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
+
+
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn that drains. The first signal refuses new work and lets answers under way end; those that have not
+    ended by the drain timeout get an error as their last event, from the pool that closes under them. The second
+    signal ends at once."""
+
+    def __init__(self, guard: Guard, pool: Pool, config: ServerConfig) -> None:
+        settings = uvicorn.Config(
+            guard,
+            http=bounded_protocol(config.header_timeout, config.max_headers),
+            ssl_certfile=config.ssl_certfile or None,
+            ssl_keyfile=config.ssl_keyfile or None,
+            host=config.host,
+            port=config.port,
+            backlog=BACKLOG,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            timeout_graceful_shutdown=5,
+        )
+        try:
+            settings.load()
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"the certificate {config.ssl_certfile} cannot be used: {error}") from None
+        super().__init__(settings)
+        self._guard = guard
+        self._pool = pool
+        self._drain_timeout = config.drain_timeout
+        self._drain: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal came; called between two callbacks of the event loop's thread."""
+        if self._guard.is_draining or not self.started:
+            log.warning("%s: ending at once", signal.Signals(sig).name)
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would tell of each answer that is cut
+            self.force_exit = self.should_exit = True
+            return
+        self._guard.drain()
+        log.warning("%s: draining for up to %g s", signal.Signals(sig).name, self._drain_timeout)
+        asyncio.get_running_loop().call_soon_threadsafe(self._begin_drain)
+
+    def _begin_drain(self) -> None:
+        self._drain = asyncio.ensure_future(self._wait_for_answers())
+
+    async def _wait_for_answers(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._drain_timeout
+        while self._guard.num_active and loop.time() < deadline:
+            await asyncio.sleep(0.02)
+        await self._pool.close()
+        self.should_exit = True
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A socket at the configured address, not open yet. Raises `ConfigError` where the address cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise _cannot_listen(config, error) from None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise _cannot_listen(config, error) from None
+    return bound
+
+
+def _cannot_listen(config: ServerConfig, error: Exception) -> ConfigError:
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return ConfigError(f"cannot listen on {config.host}, port {config.port}: {reason}", param="port")
+
+
+class Server:
+    """An address, taken but not open yet, and what will answer there."""
+
+    def __init__(self, pool: Pool, config: ServerConfig) -> None:
+        """Raises `ConfigError` where the address, the keys, the store or the certificate cannot be used, or where
+        others than this machine's users could come in without a key."""
+        self._pool = pool
+        self._config = config
+        self._bound = bind(config)
+        try:
+            self._app = App(pool, config)
+            self._check_exposure()
+            self._uvicorn = _Uvicorn(self._app.guard, pool, config)
+        except BaseException:
+            self._bound.close()
+            raise
+
+    def _check_exposure(self) -> None:
+        host = self._bound.getsockname()[0]
+        if self._config.insecure or not self._app.keys.is_empty or ipaddress.ip_address(host).is_loopback:
+            return
+        raise ConfigError(
+            f"whoever reaches {self._config.host} could use this server, for there is no API key. Make one with "
+            "`pelton keys create --name NAME`, or give one in PELTON_API_KEY or with --api-key-file; with --insecure "
+            "anyone is served",
+            param="host",
+        )
+
+    async def run(self, on_ready: Callable[[int], None] = lambda port: None) -> None:
+        """Serve until a signal ends it, then close the pool. `on_ready` gets the port once it answers."""
+        try:
+            self._bound.listen(BACKLOG)
+        except OSError as error:  # taken since it was bound
+            raise _cannot_listen(self._config, error) from None
+        running = asyncio.ensure_future(self._uvicorn.serve(sockets=[self._bound]))
+        try:
+            while not self._uvicorn.started and not running.done():
+                await asyncio.sleep(0.005)
+            if self._uvicorn.started:
+                on_ready(self._bound.getsockname()[1])
+            await running
+        finally:
+            await self._pool.close()
+            self._app.close()

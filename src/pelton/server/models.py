@@ -1,0 +1,60 @@
+"""The pool as one caller sees it: the models that its key may use, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from pelton.errors import ModelNotFound
+from pelton.pool import ModelCard, Pool, Resident, StoredModel
+from pelton.server.context import current
+from pelton.server.meter import Meter
+
+if TYPE_CHECKING:
+    from pelton.service import Service
+
+
+class Models:
+    """What dialects know of the pool. A model that the caller's key may not use is one that there is not."""
+
+    def __init__(self, pool: Pool, meter: Meter) -> None:
+        self._pool = pool
+        self.meter = meter
+        """Starts requests of the services that `use` gives."""
+
+    @asynccontextmanager
+    async def use(self, name: str, *, keep_alive: float | None = None) -> AsyncIterator[Service]:
+        """`Pool.use`."""
+        async with self.pool_for(name).use(name, keep_alive=keep_alive) as service:
+            yield service
+
+    async def models(self) -> list[ModelCard]:
+        """All that the caller can use, loaded or not, by name."""
+        cards = await self._pool.models()
+        return [card for card in cards if any(map(current().key.may_use, (card.id, *card.aliases)))]
+
+    async def model(self, name: str) -> ModelCard:
+        """One of them. Raises `ModelNotFound`."""
+        return await self.pool_for(name).model(name)
+
+    def services(self) -> list[Service]:
+        """Those of the models that are loaded, by name: to look at, not to send requests to."""
+        return [service for service in self._pool.services() if current().key.may_use(service.name)]
+
+    def loaded(self) -> list[Resident]:
+        """Those that take memory or are about to, by name."""
+        return [resident for resident in self._pool.loaded() if current().key.may_use(resident.name)]
+
+    async def available(self) -> list[StoredModel]:
+        """Those of the store, by name."""
+        return [model for model in await self._pool.available() if current().key.may_use(model.name)]
+
+    def pool_for(self, *names: str) -> Pool:
+        """The pool, for what is done to the models of these names. Raises `ModelNotFound`."""
+        key = current().key
+        for name in names:
+            if not key.may_use(name):
+                message = f"there is no model {name[:200]!r} that the key {key.name!r} may use"
+                raise ModelNotFound(message, param="model")
+        return self._pool

@@ -1,0 +1,98 @@
+"""What a dialect offers: its operations, and how it writes errors.
+
+Whoever adds an operation gets keys, scopes, rate limits, bounds on bodies, request ids, CORS, metrics and the entry in
+/openapi.json with it. Whoever adds a dialect gets all errors in its own form, also those from before a route was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from starlette.requests import Request as HTTPRequest
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from pelton.errors import PeltonError
+from pelton.server import body, keys
+from pelton.server.context import current
+
+Method = Literal["GET", "POST", "PUT", "DELETE", "HEAD"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One method of one path. Its docstring is the summary."""
+
+    method: Method
+    path: str
+    """As Starlette writes them: /v1/models/{name:path}."""
+    run: Callable[[HTTPRequest], Awaitable[ASGIApp]]
+    """Gives the answer. What is wrong with the request is raised."""
+    summary: str
+    scope: keys.Scope = "inference"
+    """What the caller's key must be for."""
+    body: Any = None
+    """The type of its JSON body."""
+    answer: Any = None
+    """The type of its JSON answer."""
+    stream: str = ""
+    """The media type of the answer where it may also be a stream."""
+    is_open: bool = False
+    """Does it answer whoever asks, without a key and while the server drains?"""
+
+    @property
+    def is_limited(self) -> bool:
+        """Does it count as one of the requests that a key may make in a minute?"""
+        return self.scope == "inference" and self.method == "POST"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """Operations, and the form of errors of all paths that begin with one of the prefixes; the longest one decides."""
+
+    operations: tuple[Operation, ...]
+    prefixes: tuple[str, ...]
+    error_body: Callable[[PeltonError], Any]
+
+
+class ErrorForms:
+    """The form of each path's errors."""
+
+    def __init__(self, dialects: tuple[Dialect, ...], default: Callable[[PeltonError], Any]) -> None:
+        forms = [(prefix, dialect.error_body) for dialect in dialects for prefix in dialect.prefixes]
+        self._forms = sorted(forms, key=lambda form: -len(form[0]))
+        self._default = default
+
+    def body(self, path: str, error: PeltonError) -> Any:
+        """What an error's JSON is."""
+        for prefix, form in self._forms:
+            if path == prefix or path.startswith(f"{prefix}/"):
+                return form(error)
+        return self._default(error)
+
+
+def route(operation: Operation, bounds: body.Bounds) -> Route:
+    """The operation as Starlette's router takes it."""
+    return Route(operation.path, _Served(operation, bounds), methods=[operation.method])
+
+
+class _Served:
+    """An operation as an ASGI application."""
+
+    def __init__(self, operation: Operation, bounds: body.Bounds) -> None:
+        self._operation = operation
+        self._bounds = bounds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request (ASGI)."""
+        operation, context = self._operation, current()
+        context.route = operation.path
+        if not operation.is_open:
+            context.require(operation.scope)
+            if operation.is_limited:
+                await context.limits.take("requests", 1)
+        receive = self._bounds.bound(scope, receive)
+        answer = await operation.run(HTTPRequest(scope, receive, send))
+        await answer(scope, receive, send)

@@ -1,0 +1,290 @@
+"""What stands before every route: keys, scopes, limits, CORS, bounds."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx2 as httpx
+import openai
+import pytest
+
+from pelton.config import ServerConfig, load
+from pelton.errors import ConfigError
+from pelton.server.app import App
+from pelton.server.keys import KeyStore
+from pelton.server.ledger import used
+from pelton.server.listen import Server
+from pelton.server.store import Store
+from tests.server.scripted import ScriptedPool, ScriptedService, serving
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+CHAT = {"model": "scripted", "messages": MESSAGES}
+PATH = "/v1/chat/completions"
+
+
+def operations() -> list[tuple[str, str]]:
+    app = App(ScriptedPool(ScriptedService()), ServerConfig())  # type: ignore[arg-type]
+    return [(each.method, re.sub(r"{.*?}", "x", each.path)) for each in app.operations if each.path != "/health"]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "server.sqlite"
+
+
+@pytest.fixture
+def keys(file: Path) -> Iterator[KeyStore]:
+    store = Store(file)
+    yield KeyStore(store)
+    store.close()
+
+
+@pytest.fixture
+def service() -> ScriptedService:
+    return ScriptedService()
+
+
+@pytest.fixture
+def url(service: ScriptedService, file: Path) -> Iterator[str]:
+    with serving(service, store=str(file)) as address:
+        yield address
+
+
+def bearer(text: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {text}"}
+
+
+def test_every_route_but_health_needs_a_key(service):
+    with serving(service, api_key="secret") as url:
+        assert len(operations()) > 5
+        for method, path in [*operations(), ("GET", "/nothing"), ("PUT", PATH)]:
+            for headers in ({}, bearer("wrong"), {"x-api-key": "secre"}, {"authorization": "secret"}):
+                response = httpx.request(method, url + path, headers=headers)
+                assert response.status_code == 401, (method, path)
+                assert response.headers["www-authenticate"] == "Bearer"
+                assert response.json()["error"]["code"] == "invalid_api_key"
+            for headers in (bearer("secret"), {"x-api-key": "secret"}, {**bearer("none"), "x-api-key": "secret"}):
+                assert httpx.request(method, url + path, headers=headers).status_code != 401, (method, path)
+        assert httpx.get(url + "/health").status_code == 200
+    assert not service.requests
+
+
+def test_the_openai_client_says_what_is_wrong(url, keys):
+    _, text = keys.create("ada")
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="sk-wrong", max_retries=0)
+    with client, pytest.raises(openai.AuthenticationError, match="not known"):
+        client.models.list()
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=text, max_retries=0) as client:
+        assert client.chat.completions.create(**CHAT).choices[0].message.content == "Hello 🦙"
+    keys.revoke("ada")
+    assert httpx.get(url + "/v1/models", headers=bearer(text)).status_code == 401
+
+
+def test_the_first_key_closes_the_door_of_a_running_server(url, keys):
+    assert httpx.get(url + "/v1/models").status_code == 200
+    keys.create("ada")
+    assert httpx.get(url + "/v1/models").status_code == 401
+
+
+def test_scopes(url, keys):
+    _, plain = keys.create("plain")
+    _, more = keys.create("more", scopes=["models"])
+    pins = url + "/v1/prefix_cache/pins"
+    response = httpx.get(pins, headers=bearer(plain))
+    assert response.status_code == 403
+    assert "'models'" in response.json()["error"]["message"]
+    assert httpx.get(pins, headers=bearer(more)).status_code != 403
+    assert httpx.post(url + PATH, json=CHAT, headers=bearer(more)).status_code == 200
+
+
+def test_a_key_sees_the_models_that_it_may_use_and_no_others(url, keys, service):
+    _, text = keys.create("ada", models=["else"])
+    assert httpx.get(url + "/v1/models", headers=bearer(text)).json()["data"] == []
+    for response in (
+        httpx.get(url + "/v1/models/scripted", headers=bearer(text)),
+        httpx.post(url + PATH, json=CHAT, headers=bearer(text)),
+        httpx.post(url + "/v1/completions", json={"model": "scripted", "prompt": "x"}, headers=bearer(text)),
+    ):
+        assert response.status_code == 404
+        assert response.json()["error"]["code"] == "model_not_found"
+    assert not service.requests
+    _, text = keys.create("bob", models=["scripted"])
+    assert [card["id"] for card in httpx.get(url + "/v1/models", headers=bearer(text)).json()["data"]] == ["scripted"]
+
+
+def test_a_request_is_its_keys_whatever_user_it_names(url, keys, service):
+    key, text = keys.create("ada")
+    httpx.post(url + PATH, json={**CHAT, "user": "somebody"}, headers=bearer(text))
+    assert (service.requests[0].tenant, service.requests[0].user) == (key.id, "somebody")
+
+
+def test_requests_per_minute(url, keys):
+    _, text = keys.create("ada", rpm=2)
+    for left in (1, 0):
+        response = httpx.post(url + PATH, json=CHAT, headers=bearer(text))
+        assert response.status_code == 200
+        assert response.headers["x-ratelimit-limit-requests"] == "2"
+        assert response.headers["x-ratelimit-remaining-requests"] == str(left)
+    assert response.headers["x-ratelimit-reset-requests"].endswith("s")
+    response = httpx.post(url + PATH, json=CHAT, headers=bearer(text))
+    assert response.status_code == 429
+    assert 1 <= int(response.headers["retry-after"]) <= 30
+    assert response.json()["error"]["code"] == "rate_limit_exceeded"
+    assert httpx.get(url + "/v1/models", headers=bearer(text)).status_code == 200  # no work, no limit
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_per_minute_and_usage(url, keys, file, stream):
+    key, text = keys.create("ada", tpm=20)
+    body = {**CHAT, "max_tokens": 10, "stream": stream}
+    response = httpx.post(url + PATH, json=body, headers=bearer(text))
+    assert response.headers["x-ratelimit-remaining-tokens"] == "9"  # 1 of the prompt and 10 of the answer put by
+    response = httpx.post(url + PATH, json=body, headers=bearer(text))
+    assert response.status_code == 200  # it was 8 in the end
+    response = httpx.post(url + PATH, json=body, headers=bearer(text))
+    assert response.status_code == 429
+    assert "20 tokens per minute" in response.json()["error"]["message"]
+    time.sleep(1.3)
+    store = Store(file)
+    [row] = used(store)
+    store.close()
+    assert (row.key_id, row.model, row.requests, row.failed) == (key.id, "scripted", 2, 0)
+    assert (row.prompt_tokens, row.cached_tokens, row.completion_tokens) == (10, 4, 6)
+
+
+def test_what_is_refused_costs_no_tokens_and_what_breaks_costs_what_was_made(url, keys, file, service):
+    _, text = keys.create("ada", tpm=100)
+    service.fail_after = 2
+    assert httpx.post(url + PATH, json=CHAT, headers=bearer(text)).status_code == 500
+    service.refuse = ConfigError("no")
+    assert httpx.post(url + PATH, json=CHAT, headers=bearer(text)).status_code == 400
+    time.sleep(1.3)
+    store = Store(file)
+    [row] = used(store)
+    assert (row.requests, row.failed, row.prompt_tokens, row.completion_tokens) == (1, 1, 1, 2)
+    [(level,)] = store.read("SELECT level FROM buckets WHERE kind = 'tokens'")
+    store.close()
+    assert 97 <= level < 100
+
+
+ORIGIN = {"origin": "https://chat.example"}
+
+
+def test_cors_on_answers_on_errors_and_before_them(service):
+    with serving(service, api_key="secret", cors_origin=("https://chat.example",)) as url:
+        asked = {**ORIGIN, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+        response = httpx.options(url + PATH, headers=asked)
+        assert response.status_code == 200  # a preflight has no key
+        assert response.headers["access-control-allow-origin"] == "https://chat.example"
+        assert "authorization" in response.headers["access-control-allow-headers"].lower()
+        for headers, status in (({}, 401), (bearer("secret"), 200)):
+            response = httpx.post(url + PATH, json=CHAT, headers={**ORIGIN, **headers})
+            assert response.status_code == status
+            assert response.headers["access-control-allow-origin"] == "https://chat.example"
+            assert "x-request-id" in response.headers["access-control-expose-headers"].lower()
+            assert response.headers["x-request-id"]
+        response = httpx.post(url + PATH, json=CHAT, headers={"origin": "https://evil.example", **bearer("secret")})
+        assert "access-control-allow-origin" not in response.headers
+        asked["origin"] = "https://evil.example"
+        assert httpx.options(url + PATH, headers=asked).status_code == 400
+
+
+def test_parameters_that_would_be_ignored(service):
+    body = {**CHAT, "colour": "red", "tools": [], "messages": [{**MESSAGES[0], "mood": 1}]}
+    with serving(service) as url:
+        assert httpx.post(url + PATH, json=body).json()["ignored_params"] == ["colour", "messages[0].mood"]
+        response = httpx.post(url + PATH, json=body, headers={"x-pelton-strict-params": "true"})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "colour")
+        assert "messages[0].mood" in response.json()["error"]["message"]
+    with serving(service, strict_params=True) as url:
+        assert httpx.post(url + PATH, json=body).status_code == 400
+        assert httpx.post(url + PATH, json=body, headers={"x-pelton-strict-params": "off"}).status_code == 200
+        assert httpx.post(url + PATH, json=CHAT).status_code == 200
+
+
+def raw(url: str, data: bytes, *, pause: float = 0.0) -> bytes:
+    """What a server says to these bytes, each sent after a pause where there is one, until it closes."""
+    address = urlsplit(url)
+    with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
+        try:
+            for piece in [data] if not pause else [data[i : i + 1] for i in range(len(data))]:
+                connection.sendall(piece)
+                time.sleep(pause)
+        except OSError:
+            pass  # it has closed already
+        answer = b""
+        try:
+            while more := connection.recv(65536):
+                answer += more
+        except ConnectionResetError:
+            pass
+        return answer
+
+
+def test_headers_are_bounded(service):
+    with serving(service, max_headers=4000, header_timeout=3) as url:
+        assert httpx.get(url + "/v1/models", headers={"x-long": "a" * 5000}).status_code == 431
+        assert httpx.get(url + "/v1/models", headers={f"x-{i}": "1" for i in range(201)}).status_code == 431
+        assert httpx.get(url + "/v1/models", headers={"x-long": "a" * 3000}).status_code == 200
+        began = time.monotonic()
+        assert raw(url, b"GET / HTTP/1.1\r\nx-endless: " + b"a" * 1_000_000).startswith(b"HTTP/1.1 431")
+        assert raw(url, b"GET /" + b"a" * 1_000_000).startswith(b"HTTP/1.1 431")
+        assert time.monotonic() - began < 2
+
+
+def test_whoever_says_it_letter_by_letter_is_shown_the_door(service):
+    with serving(service, header_timeout=0.5, body_timeout=0.5) as url:
+        began = time.monotonic()
+        assert raw(url, b"").startswith(b"HTTP/1.1 408")
+        assert raw(url, b"GET /health HTTP/1.1\r\nhost: " + b"x" * 200, pause=0.05).startswith(b"HTTP/1.1 408")
+        assert raw(url, b"\r\n" * 50, pause=0.05).startswith(b"HTTP/1.1 408")
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n"
+        assert raw(url, head + b'{"a').startswith(b"HTTP/1.1 408")
+        assert time.monotonic() - began < 8
+        assert httpx.post(url + PATH, json=CHAT).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_nobody_is_served_from_afar_without_a_key(host, file, keys):
+    pool = ScriptedPool(ScriptedService())
+    config = ServerConfig(host=host, port=0, store=str(file))
+
+    def open_with(**fields: object) -> None:
+        settings = ServerConfig(**{**{f: getattr(config, f) for f in config.__struct_fields__}, **fields})
+        Server(pool, settings)._bound.close()  # type: ignore[arg-type]
+
+    with pytest.raises(ConfigError, match=r"pelton keys create .* --insecure"):
+        open_with()
+    open_with(host="127.0.0.1")
+    open_with(insecure=True)
+    open_with(api_key="secret")
+    keys.create("ada")
+    open_with()
+
+
+def test_a_certificate_that_is_none_is_refused(tmp_path):
+    (tmp_path / "cert").write_text("no certificate")
+    with pytest.raises(ConfigError, match="certificate"):
+        Server(ScriptedPool(ScriptedService()), ServerConfig(port=0, ssl_certfile=str(tmp_path / "cert")))  # type: ignore[arg-type]
+
+
+def test_origins_from_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("PELTON_CORS_ORIGIN", "https://a.example, https://b.example")
+    monkeypatch.setenv("PELTON_HOME", str(tmp_path))
+    settings = load().server
+    assert settings.cors_origin == ("https://a.example", "https://b.example")
+    assert settings.store == str(tmp_path / "server.sqlite")
+    assert load(cors_origin=("*",)).server.cors_origin == ("*",)
+
+
+def test_an_error_says_little_of_a_huge_input(url):
+    response = httpx.post(url + PATH, json={**CHAT, "model": "m" * 100_000})
+    assert response.status_code == 404
+    assert len(response.content) < 1000
+    assert len(json.dumps(httpx.get(url + "/" + "n" * 5000).json())) < 1000
