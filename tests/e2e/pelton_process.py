@@ -36,14 +36,19 @@ def pelton(home: Path, *args: str, stdin: str | None = None, timeout: float = 12
     )
 
 
+def private_bytes(pid: int) -> int:
+    """Private memory that a process holds."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+
 class Server:
     """A running `pelton serve`."""
 
-    def __init__(self, home: Path, *args: str) -> None:
+    def __init__(self, home: Path, *args: str, **settings: str) -> None:
         self.started = time.monotonic()
-        self.process = subprocess.Popen(
-            [*PELTON, "serve", *args, "--port", "0"], env=environment(home), stderr=subprocess.PIPE, text=True
-        )
+        command = [*PELTON, "serve", *args, "--port", "0"]
+        self.process = subprocess.Popen(command, env=environment(home, **settings), stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -81,8 +86,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(home: Path, *args: str) -> Iterator[Server]:
-    server = Server(home, *args)
+def serving(home: Path, *args: str, **settings: str) -> Iterator[Server]:
+    """`settings`: environment variables."""
+    server = Server(home, *args, **settings)
     try:
         server.wait_ready()
         yield server

@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 from pathlib import Path
 
+import httpx2 as httpx
 import msgspec
 import pytest
 
@@ -15,15 +16,15 @@ from pelton.engine.client import EngineClient
 from pelton.engine.protocol import Vocabulary
 from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.digest import FileDigest
-from pelton.formats.quants import WeightType
 from pelton.text.tokenizer import Tokenizer
+from tests.e2e import tiny_model
+from tests.e2e.pelton_process import private_bytes, serving
 from tests.e2e.soak import Soak, bad_kinds, kinds, quiet_answers
-from tests.models import convert, tiny
-from tests.unit.vocabularies import byte_level
+from tests.e2e.soak_http import HTTPSoak, bodies
+from tests.e2e.soak_http import quiet_answers as quiet_answers_of
+from tests.e2e.tiny_model import END, METADATA
 
-END = 2
 CONTEXT = 768
-CASES = {"llama": ("llama", {}), "windows": ("gemma3", {"sliding_window": 100})}
 QUIET = EngineConfig(kv_memory=32 << 20, context=CONTEXT, threads=1, prefix_cache=False, speculation="off")
 BUSY = EngineConfig(
     context=CONTEXT,
@@ -37,28 +38,14 @@ BUSY = EngineConfig(
 )
 
 
-@pytest.fixture(scope="module")
-def metadata() -> dict[str, object]:
-    return byte_level()
-
-
-@pytest.fixture(scope="module", params=list(CASES))
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, metadata) -> Path:
-    case, changes = CASES[request.param]
-    path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
-    changes = {**changes, "max_position_embeddings": 1024, "vocab_size": len(metadata["tokenizer.ggml.tokens"])}
-    convert.write(tiny.build(case, **changes), path, lambda name, shape: WeightType.Q8_0, vocabulary=metadata)
-    return path
-
-
-def resident(pid: int) -> int:
-    """Bytes of private memory that a process holds."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+@pytest.fixture(scope="module", params=list(tiny_model.CASES))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model.write(tmp_path_factory.mktemp("models"), request.param)
 
 
 NUM_TOKENS = 1400
 """What KV memory holds: not two contexts."""
+SERVER_KV = 1 << 20
 GROWTH = 8 << 20
 """Bytes that a process may have more at the end than after a quarter of all requests."""
 
@@ -82,10 +69,10 @@ async def soak(model: Path, vocabulary: Vocabulary, disk: BoundedFolder, num_req
     run = Soak(client, asked, expected, bad_kinds(len(vocabulary.tokens), CONTEXT))
     try:
         await run.run(num_requests // 4, 24)
-        before = resident(pid)
+        before = private_bytes(pid)
         await run.run(num_requests - num_requests // 4, 24)
         await run.end()
-        run.seen["growth"] = resident(pid) - before
+        run.seen["growth"] = private_bytes(pid) - before
         assert client.pid == pid
     finally:
         await client.close()
@@ -109,8 +96,8 @@ def check(run: Soak, *, is_long: bool) -> None:
 
 
 @pytest.mark.parametrize("num_requests", [150, pytest.param(2000, marks=pytest.mark.slow)])
-def test_through_the_client(model: Path, metadata, tmp_path: Path, num_requests: int):
-    tokenizer = Tokenizer(metadata)
+def test_through_the_client(model: Path, tmp_path: Path, num_requests: int):
+    tokenizer = Tokenizer(METADATA)
     ids = range(tokenizer.vocab_size)
     vocabulary = Vocabulary(
         tokens=[tokenizer.token_bytes(id) for id in ids],
@@ -119,3 +106,34 @@ def test_through_the_client(model: Path, metadata, tmp_path: Path, num_requests:
     )
     disk = BoundedFolder(str(tmp_path), 8 << 20, "prefix")
     check(asyncio.run(soak(model, vocabulary, disk, num_requests)), is_long=num_requests > 1000)
+
+
+async def soak_server(model: Path, home: Path, num_requests: int) -> None:
+    asked = bodies(1)
+    options = (str(model), "--served-name", "m", "--context", str(CONTEXT))
+    quiet = {"PELTON_PREFIX_CACHE": "false", "PELTON_SPECULATION": "off"}
+    with serving(home, *options, **quiet) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            expected = await quiet_answers_of(client, asked)
+    little = {"PELTON_KV_MEMORY": str(SERVER_KV), "PELTON_SWAP_MEMORY": str(1 << 18)}
+    limits = ("--max-sequences", "8", "--max-queue", "6", "--max-batch-tokens", "96")
+    with serving(home, *options, *limits, **little) as server:
+        (engine,) = server.children()
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            run = HTTPSoak(client, asked, expected)
+            await run.run(num_requests // 4, 16)
+            before = [private_bytes(pid) for pid in (server.process.pid, engine)]
+            await run.run(num_requests - num_requests // 4, 16)
+            await asyncio.sleep(1.5)  # the engine is idle, looks over its blocks, and would end if any were lost
+            assert (await quiet_answers_of(client, asked[:1]))[0][0] == expected[0][0]
+        after = [private_bytes(pid) for pid in (server.process.pid, engine)]
+        assert engine in server.children()
+    assert not [line for line in server.lines if "Traceback" in line or "ERROR" in line]
+    told = f"{dict(run.seen)} {before} {after}"
+    assert all(run.seen[what] for what in ("whole", "stream", "left", "leave stream", "bad", "came again")), told
+    assert all(then - now <= GROWTH for then, now in zip(after, before, strict=True)), told
+
+
+@pytest.mark.parametrize("num_requests", [80, pytest.param(1000, marks=pytest.mark.slow)])
+def test_over_http(tmp_path: Path, num_requests: int):
+    asyncio.run(soak_server(tiny_model.write(tmp_path, "windows"), tmp_path, num_requests))
