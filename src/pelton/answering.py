@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -52,10 +51,6 @@ class Asked:
     """Does the answer end with its first call?"""
     warnings: tuple[str, ...] = ()
     """For every choice's end."""
-
-    def call_id(self) -> str:
-        """Of a new call."""
-        return "call_" + secrets.token_hex(12)
 
 
 @dataclass
@@ -223,7 +218,8 @@ class Answer:
                 case Text(text, is_reasoning):
                     events.append(self._delta(index, text, (), "reasoning" if is_reasoning else "content"))
                 case Begin(name):
-                    call_id = self._asked.call_id()
+                    assert self._asked.form.dialect is not None
+                    call_id = self._asked.form.dialect.call_id()
                     events.append(ToolCallBegin(choice=index, index=choice.num_calls, id=call_id, name=name))
                     choice.num_calls += 1
                 case Arguments(text):

@@ -100,6 +100,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     from beside it."""
 
 
+TOOL_DIALECTS = (
+    "auto", "hermes", "llama3", "mistral", "mistral-named", "deepseek", "deepseek-fenced", "pythonic", "json",
+)  # fmt: skip
+
+
+class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model's text is read."""
+
+    tool_dialect: str = "auto"
+    """How the model writes tool calls; auto: by its chat template. Others: docs/tools.md."""
+
+    def __post_init__(self) -> None:
+        if self.tool_dialect not in TOOL_DIALECTS:
+            message = f"tool_dialect is {self.tool_dialect!r}, must be one of {', '.join(TOOL_DIALECTS)}"
+            raise ConfigError(message, param="tool_dialect")
+
+
 class HubConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where models are kept and fetched from."""
 
@@ -170,6 +187,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of one Pelton process."""
 
     engine: EngineConfig
+    text: TextConfig
     hub: HubConfig
     pool: PoolConfig
     server: ServerConfig
@@ -204,14 +222,13 @@ def _read(section: type[msgspec.Struct], environment: dict[str, str], overrides:
     return section(**values)
 
 
+SECTIONS = (EngineConfig, TextConfig, HubConfig, PoolConfig, ServerConfig)
+
+
 def load(**overrides: Any) -> Config:
     """Settings from keyword arguments (None: not given), then the environment, then the defaults."""
     environment = dict(os.environ)
-    known = {
-        field.name
-        for section in (EngineConfig, HubConfig, PoolConfig, ServerConfig)
-        for field in msgspec.structs.fields(section)
-    }
+    known = {field.name for section in SECTIONS for field in msgspec.structs.fields(section)}
     if unknown := sorted(set(overrides) - known):
         raise ConfigError(f"unknown settings: {', '.join(unknown)}")
     import platformdirs  # not at the top: an engine process is sent its settings
@@ -232,6 +249,7 @@ def load(**overrides: Any) -> Config:
         server_config = msgspec.structs.replace(server_config, store=str(hub_config.home / "server.sqlite"))
     return Config(
         engine=_read(EngineConfig, environment, overrides),
+        text=_read(TextConfig, environment, overrides),
         hub=hub_config,
         pool=_read(PoolConfig, environment, overrides),
         server=server_config,

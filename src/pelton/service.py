@@ -28,8 +28,9 @@ from pelton.text.disguise import strings
 from pelton.text.output import Format
 from pelton.text.prompt_logprobs import AskedPrompt
 from pelton.text.reasoning import is_open, tags_of, thinking_switches
-from pelton.text.tools.detect import dialect_of
-from pelton.text.tools.prompt import template_form
+from pelton.text.tools.detect import DIALECTS, dialect_of, shows_tools
+from pelton.text.tools.dialect import Dialect
+from pelton.text.tools.prompt import template_form, told_in_text
 from pelton.text.words import TokenSearch, spellings
 
 if TYPE_CHECKING:
@@ -99,13 +100,21 @@ class Service:
     """One loaded model: requests in, text events out. All methods belong to one event loop."""
 
     def __init__(
-        self, name: str, path: Path, tokenizer: Tokenizer, metadata: Mapping[str, Any], engine: Engine
+        self,
+        name: str,
+        path: Path,
+        tokenizer: Tokenizer,
+        metadata: Mapping[str, Any],
+        engine: Engine,
+        tool_dialect: str = "auto",
     ) -> None:
+        """`tool_dialect`: how the model writes tool calls, as in the settings."""
         self.name = name
         self.path = path
         self.tokenizer = tokenizer
         self.engine = engine
         self._metadata = metadata
+        self._tool_dialect = tool_dialect
         self._template: ChatTemplate | None = None
         self._search = TokenSearch(tokenizer)
 
@@ -251,15 +260,17 @@ class Service:
             return _Prompt(self.tokenizer.encode(request.prompt, add_special=True))
         assert request.messages is not None
         # Where no tool may be called, none is shown: the model would call them all the same.
-        tools = [template_form(tool) for tool in request.tools if request.tool_choice.mode != "none"]
-        self._check_chat(request.messages, tools, request)
+        tools = request.tools if request.tool_choice.mode != "none" else ()
+        forms = [template_form(tool) for tool in tools]
+        self._check_chat(request.messages, forms, request)
         if self._template is None:
             self._template = ChatTemplate.from_metadata(self._metadata, self.tokenizer)
         source = self._template.source(has_tools=bool(tools))
         switches, warnings = thinking_switches(source, request.thinking, request.reasoning_effort)
+        knows_tools = shows_tools(source)
         prompt = self._template.render(
-            request.messages,
-            tools=tools,
+            request.messages if knows_tools else told_in_text(request.messages, tools),
+            tools=forms if knows_tools else None,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             template_kwargs={**switches, **request.template_kwargs},
@@ -275,9 +286,12 @@ class Service:
         return Format(
             tags=tags,
             is_open=tags is not None and is_open(prompt, tags),
-            dialect=dialect_of(template) if request.tools and choice.mode != "none" else None,
+            dialect=self._dialect(template) if request.tools and choice.mode != "none" else None,
             names=choice.names or [tool.name for tool in request.tools],
         )
+
+    def _dialect(self, template: str) -> Dialect:
+        return dialect_of(template) if self._tool_dialect == "auto" else DIALECTS[self._tool_dialect]
 
     def _check_chat(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], request: Request) -> None:
         """Refuse a chat far over the context before its template reads it: that keeps everybody else waiting, seconds

@@ -59,7 +59,7 @@ async def open_model(spec: ModelSpec, hub: HubConfig, report: Report, *, may_fet
         await client.close()
         raise
     report(Loading(name, 1.0))
-    return Service(name, path, tokenizer, opened.metadata, client)
+    return Service(name, path, tokenizer, opened.metadata, client, spec.text.tool_dialect)
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:

@@ -98,7 +98,7 @@ class Pool:
         name = name or model
         spec = self._names.find(name)
         if spec is None:
-            spec = ModelSpec(name=name, model=model, engine=self._config.engine)
+            spec = ModelSpec(name=name, model=model, engine=self._config.engine, text=self._config.text)
             self._names.add(spec)
         hold = await self._join(spec, report, is_preload=True)
         self._leave(hold)
@@ -176,7 +176,13 @@ class Pool:
             raise ModelNotFound(message, param="model") from None
 
     def _stored(self, name: str) -> ModelSpec:
-        return ModelSpec(name=name, model=name, engine=self._config.engine, keep_alive=self._config.pool.keep_alive)
+        return ModelSpec(
+            name=name,
+            model=name,
+            engine=self._config.engine,
+            text=self._config.text,
+            keep_alive=self._config.pool.keep_alive,
+        )
 
     def _find(self, name: str) -> Hold | None:
         spec = self._names.find(name)

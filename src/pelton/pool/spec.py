@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from pelton.config import EngineConfig
+from pelton.config import EngineConfig, TextConfig
 from pelton.errors import ConfigError, ModelNotFound
 from pelton.hub import catalogue
 
@@ -19,6 +19,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """What is loaded: a catalogue's name, a hub's name, one of the store, or the path of a file."""
     engine: EngineConfig
+    text: TextConfig = TextConfig()
     aliases: tuple[str, ...] = ()
     keep_alive: float = math.inf
     """Seconds after the last request until it is unloaded, where that request does not say; inf: for ever."""

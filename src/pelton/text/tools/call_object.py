@@ -7,14 +7,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from pelton.text.tools.json_text import JSONText
-from pelton.text.tools.reader import NotACall, Reader, Scan, Sink
+from pelton.text.tools.reader import MAX_HELD, NotACall, Reader, Scan, Sink
 
 _NAME = ("name", "function")
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("id", "type", "tool_call_id")
 """Keys that models add, and whose values say nothing."""
-MAX_HELD = 1 << 16
-"""Characters that are held back before it is known whether they are a call."""
 
 
 @dataclass
@@ -30,26 +28,56 @@ class _Call:
     seen: set[str] = field(default_factory=set)
 
 
-def call_object(reader: Reader, sink: Sink, names: Collection[str], *, needs_arguments: bool) -> Scan[bool]:
+def call_object(reader: Reader, sink: Sink, names: Collection[str], *, is_marked: bool) -> Scan[bool]:
     """Read one object, and put out the call that it is. False: it is none, and what was taken of it is put out as
     text; so is what stands behind the arguments of a call that is broken there.
 
-    Nothing is put out before the name and the beginning of the arguments are known. `needs_arguments`: an object
-    without them is no call.
+    Nothing is put out before the name and the beginning of the arguments are known. `is_marked`: the text says that it
+    is a call. What does not is one only with arguments, and any other JSON is no reason for a warning.
     """
     call = _Call()
     try:
         yield from _members(reader, sink, names, call)
         if not call.has_begun:
-            if call.name is None or needs_arguments:
+            if call.name is None or not is_marked:
                 raise NotACall("it has no name" if call.name is None else "it has no arguments")
             _put_out(sink, call, "{}")
     except NotACall as reason:
         if call.has_begun:
             sink.end(is_complete=call.is_complete)
-        sink.broken(reader.taken(), str(reason))
+        if is_marked or call.has_begun:
+            sink.broken(reader.taken(), str(reason))
+        else:
+            sink.text(reader.taken())
         return False
     reader.taken()
+    sink.end(is_complete=True)
+    return True
+
+
+def named_call(reader: Reader, sink: Sink, names: Collection[str], header: Scan[str]) -> Scan[bool]:
+    """Read a call whose name stands before its arguments, which are JSON. `header` reads all up to those. False: it is
+    none, as in `call_object`."""
+    has_begun = False
+
+    def begin_and_put_out(character: str) -> None:
+        nonlocal has_begun
+        if not has_begun:
+            has_begun = True
+            sink.begin(name)
+        sink.arguments(character)
+        reader.taken()
+
+    try:
+        name = yield from header
+        if name not in names:
+            raise NotACall(f"there is no tool {name[:64]!r}")
+        yield from json_object(reader, begin_and_put_out)
+    except NotACall as reason:
+        if has_begun:
+            sink.end(is_complete=False)
+        sink.broken(reader.taken(), str(reason))
+        return False
     sink.end(is_complete=True)
     return True
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from pelton.text.tools.call_object import call_object
 from pelton.text.tools.dialect import Dialect
+from pelton.text.tools.layout import Layout
 from pelton.text.tools.reader import Reader, Scan, Sink
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -16,19 +17,15 @@ class Hermes(Dialect):
 
     name = "hermes"
     markers = (BEGIN, END)
+    trigger = BEGIN
+    layout = Layout("", BEGIN + '\n{"name": "{name}", "arguments": ', "}\n" + END, "\n", "")
 
     def parse(self, reader: Reader, sink: Sink, names: Collection[str]) -> Scan[None]:
         """As in `Dialect`."""
         while (yield from reader.content(sink, [BEGIN])):
             yield from reader.skip_space()
-            while (yield from call_object(reader, sink, names, needs_arguments=False)):
+            while (yield from call_object(reader, sink, names, is_marked=True)):
                 yield from reader.skip_space()
                 if (yield from reader.peek()) != "{":  # some write several calls into one tag
-                    yield from _end(reader, sink)
+                    yield from reader.skip_marker(sink, END)
                     break
-
-
-def _end(reader: Reader, sink: Sink) -> Scan[None]:
-    if not (yield from reader.literal(END)) and (yield from reader.peek()):
-        sink.text(reader.taken())
-    reader.taken()

@@ -14,6 +14,8 @@ Scan = Generator[None, str, T]
 """A part of a parser that gives a `T`."""
 
 WHITE_SPACE = " \n\t\r"
+MAX_HELD = 1 << 16
+"""Characters of one string or literal that are held back until it is known what they are."""
 
 
 class Text(NamedTuple):
@@ -95,6 +97,18 @@ class Reader:
         if not (yield from self.literal(text)):
             raise NotACall(f"{what} is missing")
 
+    def skip_marker(self, sink: Sink, marker: str) -> Scan[None]:
+        """Leave out a marker that ends something, with what was taken before it. Any other text is put out, unless the
+        answer ends inside of it."""
+        if not (yield from self.literal(marker)) and (yield from self.peek()):
+            sink.text(self.taken())
+        self.taken()
+
+    def word(self) -> Scan[None]:
+        """Take letters."""
+        while (yield from self.peek()).isalpha():
+            yield from self.take()
+
     def until(self, stops: str, limit: int) -> Scan[str]:
         """Take all before one of the characters `stops`. Raises `NotACall` at the end, and over the limit."""
         found: list[str] = []
@@ -157,7 +171,6 @@ class Sink:
 
     def begin(self, name: str) -> None:
         """A call begins."""
-        self._space = ""
         self._trims_start = True
         self.num_calls += 1
         self._add(Begin(name))
