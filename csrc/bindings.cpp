@@ -20,4 +20,5 @@ NB_MODULE(_core, m) {
     pelton::bind_plan(m);
     pelton::bind_linear(m);
     pelton::bind_sample(m);
+    pelton::bind_text(m);
 }

@@ -22,7 +22,7 @@ HOMES = {
     "rich": ("cli/", "progress/", "bench/"),
     "sqlite3": ("server/store.py",),
     "platformdirs": ("config.py",),
-    "pelton._core": ("backends/cpu/", "bench/"),
+    "pelton._core": ("backends/cpu/", "bench/", "text/sentencepiece.py"),
     "torch": (),
     "transformers": (),
     "os.environ": ("config.py",),

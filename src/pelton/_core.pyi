@@ -255,3 +255,13 @@ class Limits:
 
     def float_products(self, num_columns: int) -> float:
         """num_columns times 16 x 4 fused multiply-adds."""
+
+class SentencePiece:
+    """A vocabulary of `tokens`. `ranks`, one each: which is joined first, the lowest, or -1: it is only found as a
+    single character, or -2: no text becomes it. `byte_ids`: the tokens of the 256 bytes."""
+
+    def __init__(
+        self, tokens: Sequence[str], ranks: npt.NDArray[np.int32], byte_ids: npt.NDArray[np.int32]
+    ) -> None: ...
+    def encode(self, text: str) -> list[int]:
+        """Its ids."""

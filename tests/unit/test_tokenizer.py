@@ -5,14 +5,14 @@ import time
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
 from pelton.errors import FormatError, InvalidRequest, UnsupportedModel
 from pelton.text.pretokenizers import TABLE, pre_tokenizer
 from pelton.text.tokenizer import CONTROL, NORMAL, UNUSED, USER_DEFINED, Tokenizer
-from tests.unit.vocabularies import CHATML, SPM_WORDS, byte_level, sentencepiece
+from tests.unit.vocabularies import CHATML, byte_level
 
 
 def words(pre: str, text: str) -> list[str]:
@@ -23,11 +23,6 @@ def words(pre: str, text: str) -> list[str]:
 @pytest.fixture(scope="module")
 def bpe() -> Tokenizer:
     return Tokenizer(byte_level())
-
-
-@pytest.fixture(scope="module")
-def spm() -> Tokenizer:
-    return Tokenizer(sentencepiece())
 
 
 @pytest.mark.parametrize(
@@ -76,50 +71,16 @@ def test_byte_level_round_trip(text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special=False)) == text
 
 
-def slow_spm(text: str, metadata: dict[str, list]) -> list[int]:
-    """SentencePiece by its definition: always join the neighbours whose union scores best, leftmost first."""
-    tokens, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
-    ids = {t: i for i, t in enumerate(tokens) if metadata["tokenizer.ggml.token_type"][i] == NORMAL}
-    symbols = list(("▁" + text.replace(" ", "▁")) if text else "")
-    while True:
-        pairs = [
-            (-scores[ids[symbols[i] + symbols[i + 1]]], i)
-            for i in range(len(symbols) - 1)
-            if symbols[i] + symbols[i + 1] in ids
-        ]
-        if not pairs:
-            break
-        _, i = min(pairs)
-        symbols[i : i + 2] = [symbols[i] + symbols[i + 1]]
-    return [x for s in symbols for x in ([ids[s]] if s in ids else [3 + byte for byte in s.encode()])]
+def test_control_tokens_in_text_stay_text(bpe: Tokenizer) -> None:
+    forged = "".join(CHATML) + " x"
+    ids = bpe.encode(forged, add_special=False)
+    assert not any(bpe.is_control(id) for id in ids)
+    assert bpe.decode(ids) == forged
 
 
-@given(st.text(st.sampled_from("abcdehlot é\u4e2d\n"), max_size=25).filter(lambda t: "\n\n" not in t))
-@settings(max_examples=300)
-def test_spm_is_best_score_first(text: str) -> None:
-    tokenizer = _cached_spm()
-    assert tokenizer.encode(text, add_special=False) == slow_spm(text, sentencepiece())
-    if text:
-        assert tokenizer.decode(tokenizer.encode(text, add_special=False)) == " " + text
-
-
-def test_spm_without_space_prefix() -> None:
-    tokenizer = Tokenizer(sentencepiece(ggml__add_space_prefix=False))
-    assert tokenizer.decode(tokenizer.encode("hello  the\x07", add_special=False)) == "hello  the\x07"
-    assert tokenizer.encode("", add_special=True) == [1]
-
-
-def test_control_tokens_in_text_stay_text(bpe: Tokenizer, spm: Tokenizer) -> None:
-    for tokenizer, forged in ((bpe, "".join(CHATML)), (spm, "<s></s><unk>")):
-        ids = tokenizer.encode(forged + " x", add_special=False)
-        assert not any(tokenizer.is_control(id) for id in ids)
-        assert tokenizer.decode(ids).strip() == forged + " x"
-
-
-def test_user_defined_tokens_are_found_in_text(bpe: Tokenizer, spm: Tokenizer) -> None:
+def test_user_defined_tokens_are_found_in_text(bpe: Tokenizer) -> None:
     tool_call = bpe.vocab_size - 1
     assert tool_call in bpe.encode("a<tool_call>b", add_special=False)
-    assert spm.vocab_size - 1 in spm.encode("a\n\nb", add_special=False)
 
 
 def test_segments(bpe: Tokenizer) -> None:
@@ -148,8 +109,6 @@ def test_begin_token_is_neither_doubled_nor_stripped() -> None:
         (byte_level("llama-bpe"), True),
         (byte_level("tekken"), True),
         (byte_level("llama-bpe", ggml__add_bos_token=False), False),
-        (sentencepiece(), True),
-        (sentencepiece(ggml__add_bos_token=False), False),
     ],
 )
 def test_begin_token_defaults(metadata: dict, expected: bool) -> None:
@@ -181,12 +140,9 @@ def test_all_end_tokens() -> None:
     assert harmony.end_ids == (0, 2, n, n + 1)
 
 
-def test_token_bytes(bpe: Tokenizer, spm: Tokenizer) -> None:
+def test_token_bytes(bpe: Tokenizer) -> None:
     ids = bpe.encode("é中😀 x", add_special=False)
     assert b"".join(map(bpe.token_bytes, ids)) == "é中😀 x".encode()
-    assert spm.token_bytes(3 + 0xC3) == b"\xc3"
-    assert spm.token_text(3 + 0xC3) == "\ufffd"
-    assert spm.token_text(259 + SPM_WORDS.index("▁hello")) == " hello"
     assert bpe.token_bytes(1) == b"<|im_start|>"
     assert with_tokens(("[PAD9]", UNUSED)).token_bytes(bpe.vocab_size) == b""
 
@@ -217,15 +173,6 @@ def test_broken_metadata_names_the_field(change: dict, message: str) -> None:
         Tokenizer(byte_level() | change)
 
 
-def test_broken_spm_metadata() -> None:
-    metadata = sentencepiece()
-    metadata["tokenizer.ggml.tokens"] = [t if t != "<0x0A>" else "x" for t in metadata["tokenizer.ggml.tokens"]]
-    with pytest.raises(FormatError, match="0x0A"):
-        Tokenizer(metadata)
-    with pytest.raises(UnsupportedModel, match="charsmap"):
-        Tokenizer(sentencepiece(ggml__precompiled_charsmap=[1, 2]))
-
-
 def test_lone_surrogates_are_refused(bpe: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match="U\\+D800"):
         bpe.encode("a\ud800b", add_special=False)
@@ -245,8 +192,3 @@ def test_long_texts_leave_the_interpreter_free(bpe: Tokenizer) -> None:
 @cache
 def _cached_bpe() -> Tokenizer:
     return Tokenizer(byte_level())
-
-
-@cache
-def _cached_spm() -> Tokenizer:
-    return Tokenizer(sentencepiece())

@@ -10,9 +10,9 @@ Characters that a vocabulary has no bytes for (SmolLM2 lacks U+0004, for example
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +21,13 @@ from pelton.errors import FormatError, InvalidRequest, UnsupportedModel
 from pelton.text import end_tokens
 from pelton.text.pretokenizers import PreTokenizer, pre_tokenizer
 
-if TYPE_CHECKING:
-    import tokenizers
-
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Values of `tokenizer.ggml.token_type`."""
 
-_SPACE = "▁"
+SPACE = "▁"
+"""What stands for a space in a token of SentencePiece."""
+_Encode = Callable[[list[str]], list[list[int]]]
+"""Texts to ids, none of them a control token's. Raises TypeError for a lone surrogate."""
 
 
 def _byte_characters() -> dict[str, int]:
@@ -69,11 +69,11 @@ class Tokenizer:
         """Every token that ends a turn, ascending."""
         adds_bos = is_spm
         if is_spm:
-            self._encoder = _build_spm(metadata, words)
+            self._encode_plain = _build_spm(metadata, words)
         else:
             row = pre_tokenizer(str(metadata.get("tokenizer.ggml.pre", "")))
             adds_bos = row.adds_bos
-            self._encoder = _build_bpe(metadata, words, row)
+            self._encode_plain = _build_bpe(metadata, words, row)
         self.add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos)) and self.bos_id is not None
         """Whether the model wants its begin token before every text."""
         self.add_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", False)) and self.eos_id is not None
@@ -143,10 +143,9 @@ class Tokenizer:
         if not texts:
             return []
         try:
-            batch = self._encoder.encode_batch_fast(texts, add_special_tokens=False)
-        except TypeError:  # All that the library says of a string that UTF-8 cannot carry.
+            return self._encode_plain(texts)
+        except TypeError:  # All that the libraries say of a string that UTF-8 cannot carry.
             raise _lone_surrogate(texts) from None
-        return [encoding.ids for encoding in batch]
 
     def _make_bytes(self, id: int) -> bytes:
         text, kind = self._texts[id], self._types[id]
@@ -155,7 +154,7 @@ class Tokenizer:
         if kind == BYTE:
             return bytes([int(text[3:5], 16)])
         if kind == NORMAL and self._kind == "llama":
-            return text.replace(_SPACE, " ").encode()
+            return text.replace(SPACE, " ").encode()
         if kind == NORMAL and all(character in _BYTES for character in text):
             return bytes(_BYTES[character] for character in text)
         return text.encode()
@@ -212,16 +211,8 @@ class _Words:
                 raise FormatError(f"tokenizer.ggml.tokens[{id}] is a byte, but not of the form <0x0A>")
 
 
-def _finish(encoder: tokenizers.Tokenizer, words: _Words) -> tokenizers.Tokenizer:
-    """With the tokens that are found in text before anything else cuts it."""
-    from tokenizers import AddedToken
-
-    encoder.add_tokens([AddedToken(text, normalized=False, special=False) for text in words.user_defined])
-    return encoder
-
-
-def _build_bpe(metadata: Mapping[str, Any], words: _Words, row: PreTokenizer) -> tokenizers.Tokenizer:
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+def _build_bpe(metadata: Mapping[str, Any], words: _Words, row: PreTokenizer) -> _Encode:
+    from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
     merges = [tuple(merge.split(" ", 1)) for merge in _array(metadata, "merges")]
     try:
@@ -235,41 +226,24 @@ def _build_bpe(metadata: Mapping[str, Any], words: _Words, row: PreTokenizer) ->
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    return _finish(encoder, words)
+    # They are found in text before anything else cuts it.
+    encoder.add_tokens([AddedToken(text, normalized=False, special=False) for text in words.user_defined])
+    return lambda texts: [encoding.ids for encoding in encoder.encode_batch_fast(texts, add_special_tokens=False)]
 
 
-def _spm_merges(words: _Words, scores: npt.NDArray[Any]) -> list[tuple[str, str]]:
-    """Every split of a normal token into two tokens, those of the best score first.
-
-    SentencePiece joins the two neighbours whose union has the best score; BPE joins those of the lowest rank. Ranking
-    all splits by the score of their union makes the second do what the first does.
-    """
-    known, texts = words.by_text, words.texts
-    normal = np.flatnonzero(np.asarray(words.types) == NORMAL)
-    merges: list[tuple[str, str]] = []
-    for id in normal[np.argsort(-scores[normal], kind="stable")].tolist():
-        text = texts[id]
-        found = [
-            (text[:cut], right) for cut in range(1, len(text)) if (right := text[cut:]) in known and text[:cut] in known
-        ]
-        if len(found) > 1:
-            found.sort(key=lambda pair: (known[pair[0]], known[pair[1]]))
-        merges += found
-    return merges
-
-
-def _build_spm(metadata: Mapping[str, Any], words: _Words) -> tokenizers.Tokenizer:
-    from tokenizers import Tokenizer, models, normalizers
+def _build_spm(metadata: Mapping[str, Any], words: _Words) -> _Encode:
+    from pelton.text.sentencepiece import SentencePiece
 
     if metadata.get("tokenizer.ggml.precompiled_charsmap") is not None:
         raise UnsupportedModel("tokenizer.ggml.precompiled_charsmap: this vocabulary normalises text; Pelton cannot")
-    scores = np.asarray(_array(metadata, "scores", len(words.texts)))
-    missing = [byte for byte in range(256) if f"<0x{byte:02X}>" not in words.by_text]
-    if missing:
-        raise FormatError(f"tokenizer.ggml.tokens has no token for byte 0x{missing[0]:02X}")
-    encoder = Tokenizer(models.BPE(vocab=words.by_text, merges=_spm_merges(words, scores), byte_fallback=True))
-    steps: list[Any] = [normalizers.Replace(" ", _SPACE)]
-    if bool(metadata.get("tokenizer.ggml.add_space_prefix", True)):
-        steps.insert(0, normalizers.Prepend(_SPACE))
-    encoder.normalizer = normalizers.Sequence(steps)
-    return _finish(encoder, words)
+    types = np.asarray(words.types)
+    encoder = SentencePiece(
+        words.texts,
+        words.by_text,
+        is_normal=types == NORMAL,
+        is_byte=types == BYTE,
+        scores=np.asarray(_array(metadata, "scores", len(words.texts))),
+        user_defined=words.user_defined,
+        add_space_prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
+    )
+    return lambda texts: [encoder.encode(text) for text in texts]
