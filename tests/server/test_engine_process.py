@@ -21,10 +21,11 @@ from pelton import errors
 from pelton.backends import base
 from pelton.backends.base import Backend, BackendConfig
 from pelton.config import EngineConfig
-from pelton.engine import machine, process, runner
+from pelton.engine import machine, prepare, process
 from pelton.engine.client import EngineClient, error_of
 from pelton.engine.engine import Engine
-from pelton.engine.protocol import LENGTH_BYTES, Abort, Alive, Counters, Events, FromEngine, Stop, framed
+from pelton.engine.link import Opening
+from pelton.engine.protocol import LENGTH_BYTES, Abort, Alive, Counters, Events, FromEngine, Needs, Stop, framed
 from pelton.formats.quants import WeightType
 from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Event, Finish, SamplingParams, TokenEvent
 from tests.models import convert, tiny
@@ -86,10 +87,20 @@ def served(
 def test_requests_are_answered_and_progress_is_told(model: Path, in_process: bool):
     async def main() -> None:
         shares: list[float] = []
+        asked: list[Needs] = []
+        taken: list[int] = []
+
+        async def admit(needs: Needs) -> int:
+            asked.append(needs)
+            return needs.usual + (8 << 20)
+
         client = EngineClient(model, CONFIG, in_process=in_process)
         with pytest.raises(errors.Unavailable):
             _ = client.info
-        await client.start(shares.append)
+        await client.start(Opening(admit, lambda memory, pid: taken.append(memory), shares.append))
+        assert asked[0].least <= asked[0].usual
+        planned = client.info.weight_bytes + client.info.kv_bytes + client.info.arena_bytes
+        assert planned < taken[0] <= asked[0].usual + (8 << 20)
         assert shares == sorted(shares)
         assert shares[-1] == 1
         assert client.info.vocab_size == tiny.VOCAB
@@ -340,7 +351,7 @@ def test_by_default_every_core_works(model: Path, monkeypatch: pytest.MonkeyPatc
         return base.find(name, config)
 
     asked: list[int] = []
-    monkeypatch.setattr(runner, "find", find)
+    monkeypatch.setattr(prepare, "find", find)
     monkeypatch.setattr(machine, "num_cores", lambda: 3)
     served(model, lambda client: asyncio.sleep(0), in_process=True, config=EngineConfig(threads=threads))
     assert asked == [expected]

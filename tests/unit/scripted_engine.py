@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import pytest
 
 from pelton.config import EngineConfig
-from pelton.engine.protocol import EngineInfo
+from pelton.engine.link import Opening
+from pelton.engine.protocol import EngineInfo, Needs
 from pelton.formats.digest import FileStamp, ModelFile
 from pelton.pool import loading
 from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Event, Finish, Logprob, TokenEvent, Usage
@@ -93,6 +94,8 @@ class Client(ScriptedEngine):
     made: ClassVar[list[Client]] = []
     failures: ClassVar[list[Exception]] = []
     says: ClassVar[Script] = saying([5])
+    needs: ClassVar[tuple[int, int]] = (1000, 2000)
+    """Bytes that a model takes at least and usually."""
     loading: ClassVar[float] = 0.01
     """Seconds that `start` takes."""
 
@@ -104,9 +107,10 @@ class Client(ScriptedEngine):
         self.is_loading = True
         self.made.append(self)
 
-    async def start(self, progress: Callable[[float], None]) -> None:
-        progress(0.5)
+    async def start(self, opening: Opening) -> None:
         try:
+            opening.settle(min(await opening.admit(Needs(*self.needs)), self.needs[1]), self.pid)
+            opening.progress(0.5)
             await asyncio.sleep(self.loading)
         finally:
             self.is_loading = False

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from pelton import config
-from pelton.errors import ModelNotFound, Overloaded, QueueTimeout, Unavailable
+from pelton.errors import InsufficientMemory, ModelNotFound, Overloaded, QueueTimeout, Unavailable
 from pelton.hub.store import Store
 from pelton.pool import Pool
+from pelton.pool.pool import OVERHEAD
 from tests.unit.scripted_engine import Client
 from tests.unit.test_pool import run
 from tests.unit.vocabularies import write_model
@@ -174,7 +175,7 @@ def test_who_gives_up_waiting_for_room_makes_nobody_leave(tmp_path: Path) -> Non
                 await asyncio.sleep(0.01)
                 assert loaded(pool) == {"a": "ready"}
                 assert await use(pool, "a") == "a"
-            assert len(Client.made) == 1
+            assert [client.is_closed for client in Client.made] == [False, True]
 
     run(go())
 
@@ -262,5 +263,50 @@ def test_a_copy_replaces_what_had_its_name(tmp_path: Path) -> None:
             assert len(list((tmp_path / "blobs").iterdir())) == 2
             assert await use(pool, "b") == "b"
             assert len(Client.made) == 2
+
+    run(go())
+
+
+MIB = 1 << 20
+
+
+def test_models_share_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Client, "needs", (100 * MIB, 200 * MIB))
+    each = 200 * MIB + OVERHEAD
+
+    async def go() -> None:
+        async with serving(tmp_path, "a", "b", "c", memory_budget=2 * each + 50 * MIB) as pool:
+            for name in ("a", "b", "a", "c"):
+                await use(pool, name)
+                assert sum(model.memory for model in pool.loaded()) <= 2 * each + 50 * MIB
+            assert [(model.name, model.memory) for model in pool.loaded()] == [("a", each), ("c", each)]
+
+    run(go())
+
+
+def test_a_model_that_cannot_fit_is_refused_with_numbers_and_nobody_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go() -> None:
+        async with serving(tmp_path, "a", "b", memory_budget=500 * MIB) as pool:
+            await use(pool, "a")
+            monkeypatch.setattr(Client, "needs", (900 * MIB, 900 * MIB))
+            with pytest.raises(InsufficientMemory, match=r"b needs at least 1060.0 MiB, but only 500.0 MiB"):
+                await use(pool, "b")
+            assert loaded(pool) == {"a": "ready"}
+
+    run(go())
+
+
+def test_what_is_loaded_at_the_start_makes_nobody_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Client, "needs", (100 * MIB, 200 * MIB))
+
+    async def go() -> None:
+        async with serving(tmp_path, "a", "b", memory_budget=400 * MIB) as pool:
+            await pool.load("a")
+            with pytest.raises(InsufficientMemory, match=r"and to stay: a 360.0 MiB"):
+                await pool.load("b")
+            await use(pool, "b")
+            assert loaded(pool) == {"b": "ready"}
 
     run(go())

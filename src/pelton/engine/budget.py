@@ -13,6 +13,8 @@ MIN_CONTEXT = 512
 """A context that the user did not ask for is cut to fit the memory, but not below this."""
 SHARE = 4
 """KV memory takes this part of what is free, unless it is set."""
+SHARED_CONTEXT = 8192
+"""Of a model that leaves memory to others: it has at least so many tokens before it takes more than its part."""
 
 
 def peak_blocks(num_tokens: int, window: int | None, max_chunk: int) -> int:
@@ -39,6 +41,10 @@ class MemoryNeeds:
         """Bytes of so many blocks."""
         return sum(count * size for count, size in zip(num_blocks, self.bytes_per_block, strict=True))
 
+    def kv_of_one(self, context: int) -> int:
+        """Bytes for one sequence at a time."""
+        return self.kv_bytes(self.blocks_of_one(context))
+
     def blocks_of_one(self, context: int) -> tuple[int, ...]:
         """Blocks, the null block included, for one sequence at a time."""
         return tuple(peak_blocks(context, window, self.max_chunk) + 1 for window in self.windows)
@@ -57,6 +63,11 @@ class MemoryBudget:
     """At most, for preempted sequences in host memory."""
     bytes_per_block: tuple[int, ...] = ()
 
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.arena + self.kv + self.swap
+
     def __str__(self) -> str:
         return (
             f"weights {_mib(self.weights)}, working memory {_mib(self.arena)}, KV memory {_mib(self.kv)} "
@@ -65,39 +76,70 @@ class MemoryBudget:
         )
 
 
-def divide(
-    needs: MemoryNeeds, *, available: int, kv_memory: int, context: int, is_fixed: bool, swap_memory: int = 0
-) -> MemoryBudget:
-    """Divide `available` bytes. `kv_memory`: bytes for KV blocks, 0: decide. `context`: tokens that a sequence may
-    hold; unless that `is_fixed` it is cut to what fits. `swap_memory`: bytes for preempted sequences, of which no
-    more are taken than KV memory has or are left. Raises InsufficientMemory with the numbers."""
+@dataclass(frozen=True)
+class Wishes:
+    """What is set about KV memory. `kv_memory`: bytes for blocks, 0: decide. `context`: tokens that a sequence may
+    hold; unless that `is_fixed` it is cut to what fits. `swap_memory`: bytes for preempted sequences, of which no more
+    are taken than KV memory has or are left. `is_shared`: memory is left to other models."""
+
+    context: int
+    is_fixed: bool = False
+    kv_memory: int = 0
+    swap_memory: int = 0
+    is_shared: bool = False
+
+    @property
+    def usual_context(self) -> int:
+        """Tokens that are made room for before others get memory."""
+        return min(self.context, SHARED_CONTEXT) if self.is_shared and not self.is_fixed else self.context
+
+    @property
+    def least_context(self) -> int:
+        """Tokens that there must be room for."""
+        return self.context if self.is_fixed else min(self.context, MIN_CONTEXT)
+
+
+def required(needs: MemoryNeeds, wishes: Wishes) -> tuple[int, int]:
+    """Bytes that `divide` must have at least, and those that it needs for the usual context."""
+    base = needs.weights + needs.arena
+    least, usual = (
+        base + (wishes.kv_memory or needs.kv_of_one(context))
+        for context in (wishes.least_context, wishes.usual_context)
+    )
+    return least, usual
+
+
+def divide(needs: MemoryNeeds, wishes: Wishes, available: int) -> MemoryBudget:
+    """Divide `available` bytes. Raises InsufficientMemory with the numbers."""
     left = available - needs.weights - needs.arena
-    budget = kv_memory or max(0, min(left, max(left // SHARE, needs.kv_bytes(needs.blocks_of_one(context)))))
+    context = wishes.context
+    usual = needs.kv_of_one(wishes.usual_context)
+    budget = wishes.kv_memory or max(0, min(left, max(left // SHARE, usual)))
     if left < budget or left <= 0:
         raise InsufficientMemory(
             f"the model needs {_mib(needs.weights)} for weights, {_mib(needs.arena)} of working memory and "
             f"{_mib(budget)} of KV memory, but only {_mib(available)} are free"
         )
     longest = _longest(needs, budget, context)
-    if longest < (context if is_fixed else min(context, MIN_CONTEXT)):
+    if longest < wishes.least_context:
         raise InsufficientMemory(
-            f"a context of {context} tokens needs {_mib(needs.kv_bytes(needs.blocks_of_one(context)))} of KV memory, "
+            f"a context of {context} tokens needs {_mib(needs.kv_of_one(context))} of KV memory, "
             f"but there are {_mib(budget)}, which hold {longest} tokens"
         )
     num_blocks = _share(needs, budget, longest)
     kv = needs.kv_bytes(num_blocks)
-    swap = min(swap_memory, kv, left - kv)
+    swap = min(wishes.swap_memory, kv, left - kv)
     return MemoryBudget(needs.weights, needs.arena, kv, num_blocks, longest, swap, needs.bytes_per_block)
 
 
 def _longest(needs: MemoryNeeds, budget: int, context: int) -> int:
     """The longest lone sequence that fits, up to `context`; a multiple of the block's length where it is cut."""
-    if needs.kv_bytes(needs.blocks_of_one(context)) <= budget:
+    if needs.kv_of_one(context) <= budget:
         return context
     low, high = 0, -(-context // BLOCK_TOKENS)  # in blocks: low fits, high does not
     while high - low > 1:
         middle = (low + high) // 2
-        fits = needs.kv_bytes(needs.blocks_of_one(middle * BLOCK_TOKENS)) <= budget
+        fits = needs.kv_of_one(middle * BLOCK_TOKENS) <= budget
         low, high = (middle, high) if fits else (low, middle)
     return low * BLOCK_TOKENS
 

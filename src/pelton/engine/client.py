@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -17,8 +18,20 @@ import msgspec
 
 from pelton import errors
 from pelton.config import EngineConfig
-from pelton.engine.link import LocalLink, ProcessLink, error_from
-from pelton.engine.protocol import Abort, Counters, EngineInfo, Events, Identified, Start, ToEngine, Unpin, Vocabulary
+from pelton.engine import machine
+from pelton.engine.link import LocalLink, Opening, ProcessLink, error_from
+from pelton.engine.protocol import (
+    Abort,
+    Counters,
+    EngineInfo,
+    Events,
+    Identified,
+    Needs,
+    Start,
+    ToEngine,
+    Unpin,
+    Vocabulary,
+)
 from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.digest import FileDigest
 from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Event, Finish
@@ -31,7 +44,9 @@ FIRST_BACKOFF = 0.1
 """Seconds before an engine that has died is started again; each further try waits twice as long."""
 MAX_BACKOFF = 10.0
 
-ProgressCallback = Callable[[float], None]
+
+async def _all_that_is_free(needs: Needs) -> int:
+    return machine.free_memory()
 
 
 def error_of(event: ErrorEvent) -> errors.PeltonError:
@@ -47,7 +62,7 @@ class Link(Protocol):
         """Its process id while it has a process of its own."""
         ...
 
-    async def open(self, progress: ProgressCallback | None) -> EngineInfo:
+    async def open(self, opening: Opening) -> EngineInfo:
         """Start and load. Raises the error that loading ended in."""
         ...
 
@@ -82,14 +97,18 @@ class EngineClient:
         packed: BoundedFolder | None = None,
         prefixes: BoundedFolder | None = None,
         remember: Callable[[tuple[FileDigest, ...]], None] = lambda files: None,
+        is_shared: bool = False,
     ) -> None:
         """`known`: digests of the model's files; those that are not known are taken and given to `remember`.
-        `packed`, `prefixes`: where packed weights and cached prefixes are kept for the next start."""
+        `packed`, `prefixes`: where packed weights and cached prefixes are kept for the next start. `is_shared`: memory
+        is left to other models, unless the settings want all of it."""
         self.model_path = model_path
         self.config = config
         self.in_process = in_process
-        self._begin = Start(str(model_path), config, known, packed, prefixes)
+        self._begin = Start(str(model_path), config, known, packed, prefixes, is_shared=is_shared)
         self._remember = remember
+        self._memory = 0
+        """Bytes that the engine may take."""
         self.counters = Counters()
         self._info: EngineInfo | None = None
         self._link: Link | None = None
@@ -113,9 +132,16 @@ class EngineClient:
         """The engine's process id; None while there is none, or in process."""
         return self._link.pid if self._link is not None else None
 
-    async def start(self, progress: ProgressCallback | None = None) -> None:
-        """Load the model. `progress` gets the share that is loaded, 0 to 1. Raises what loading ended in."""
-        await self._open(progress)
+    async def start(self, opening: Opening | None = None) -> None:
+        """Load the model; it may take all memory that is free where `opening` does not say. Raises what loading ended
+        in."""
+        opening = opening or Opening(_all_that_is_free)
+
+        async def admit(needs: Needs) -> int:
+            self._memory = await opening.admit(needs)
+            return self._memory
+
+        await self._open(replace(opening, admit=admit))
         self._supervisor = asyncio.create_task(self._supervise(), name=f"engine {self.model_path.name}")
 
     def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
@@ -158,10 +184,10 @@ class EngineClient:
         self._ready.set()  # whoever waits for a restart is told that there will be none
         self._fail_streams("Unavailable", "the engine was closed")
 
-    async def _open(self, progress: ProgressCallback | None) -> None:
+    async def _open(self, opening: Opening) -> None:
         link = self._new_link()
         try:
-            self._info = await link.open(progress)
+            self._info = await link.open(opening)
             self._begin = msgspec.structs.replace(self._begin, files=self._info.files)
         except BaseException:
             await link.close()
@@ -265,11 +291,15 @@ class EngineClient:
             await self._reopen(backoff)
             backoff = min(2 * backoff, MAX_BACKOFF)
 
+    async def _same_memory(self, needs: Needs) -> int:
+        """What it had before it died: it takes the same again."""
+        return self._memory
+
     async def _reopen(self, backoff: float) -> None:
         while not self._ready.is_set():
             await asyncio.sleep(backoff)
             try:
-                await self._open(None)
+                await self._open(Opening(self._same_memory))
             except Exception as error:  # also the system's: no process, no file descriptor is left
                 backoff = min(2 * backoff, MAX_BACKOFF)
                 log.error("the engine could not be started again: %s", error)

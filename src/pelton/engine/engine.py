@@ -10,16 +10,18 @@ from concurrent.futures import Future
 
 from pelton.backends.base import Pending
 from pelton.config import EngineConfig
-from pelton.engine import batch
+from pelton.engine import batch, machine
 from pelton.engine.answers import Answers
 from pelton.engine.background import Background
 from pelton.engine.batch import Row
 from pelton.engine.border import check_request
+from pelton.engine.budget import MemoryBudget
 from pelton.engine.constraints import MAX_COMPILING, Grammars, Masks
 from pelton.engine.deadlines import Deadlines
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.pace import Pace, Shape
 from pelton.engine.pins import Pins
+from pelton.engine.prepare import Prepared
 from pelton.engine.processors import Processors
 from pelton.engine.profile import table
 from pelton.engine.protocol import Counters, EngineInfo, Identified, Start, Vocabulary
@@ -40,9 +42,16 @@ from pelton.request import (
 log = logging.getLogger(__name__)
 
 
-def load(start: Start, progress: Callable[[float], None] | None = None) -> Engine:
-    """An engine with the model that is asked for. `progress` gets the share that is loaded."""
-    return Engine(Runner.load(start, progress), start.config, prefixes=start.prefixes)
+def load(start: Start) -> Engine:
+    """An engine with the model that is asked for. It may take all memory that is free."""
+    prepared = Prepared(start)
+    return load_prepared(prepared, prepared.plan(machine.free_memory()))
+
+
+def load_prepared(prepared: Prepared, plan: MemoryBudget, progress: Callable[[float], None] | None = None) -> Engine:
+    """The same in two steps. `progress` gets the share that is loaded."""
+    start = prepared.start
+    return Engine(prepared.load(plan, progress), start.config, prefixes=start.prefixes)
 
 
 class Engine:

@@ -7,7 +7,8 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,7 +21,10 @@ from pelton.engine.protocol import (
     Events,
     Failed,
     FromEngine,
+    Grant,
     Identified,
+    Needs,
+    Planned,
     Progress,
     Ready,
     Start,
@@ -44,7 +48,17 @@ MIN_HEARTBEAT_TIMEOUT = 2.0
 SECOND_LOOK = 0.5
 """Seconds more in which a sign of life may be found, before an engine counts as dead."""
 
-ProgressCallback = Callable[[float], None]
+
+@dataclass(frozen=True)
+class Opening:
+    """What an engine that is being opened is given and tells."""
+
+    admit: Callable[[Needs], Awaitable[int]]
+    """Asked once, when it is known what the model needs: the bytes that it may take."""
+    settle: Callable[[int, int | None], None] = lambda memory, pid: None
+    """Told how many of them it takes, before it takes them, and its process id, if it has a process of its own."""
+    progress: Callable[[float], None] = lambda share: None
+    """Told the share that is loaded, 0 to 1."""
 
 
 def error_from(
@@ -82,7 +96,7 @@ class ProcessLink:
         alive = self._process is not None and self._process.returncode is None
         return self._process.pid if alive and self._process is not None else None
 
-    async def open(self, progress: ProgressCallback | None) -> EngineInfo:
+    async def open(self, opening: Opening) -> EngineInfo:
         """Start the process and load the model."""
         if not self._heartbeat_timeout >= MIN_HEARTBEAT_TIMEOUT:
             raise errors.ConfigError(
@@ -106,9 +120,12 @@ class ProcessLink:
         self.send(self._start)
         while True:
             match await self._next():
+                case Needs() as needs:
+                    self.send(Grant(await opening.admit(needs)))
+                case Planned(memory=memory):
+                    opening.settle(memory, self.pid)
                 case Progress(share=share):
-                    if progress is not None:
-                        progress(share)
+                    opening.progress(share)
                 case Failed(kind=kind, message=message):
                     raise error_from(kind, message)
                 case Ready(info=info):
@@ -194,11 +211,15 @@ class LocalLink:
         """It has no process of its own."""
         return None
 
-    async def open(self, progress: ProgressCallback | None) -> EngineInfo:
+    async def open(self, opening: Opening) -> EngineInfo:
         """Load the model."""
-        from pelton.engine.engine import load
+        from pelton.engine.engine import load_prepared
+        from pelton.engine.prepare import Prepared
 
-        self._engine = load(self._start, progress)
+        prepared = Prepared(self._start)
+        plan = prepared.plan(await opening.admit(prepared.needs))
+        opening.settle(plan.total, None)
+        self._engine = load_prepared(prepared, plan, opening.progress)
         loop = asyncio.get_running_loop()
         self._engine.start_background(lambda: _wake(loop, self._wake))
         return self._engine.info

@@ -21,6 +21,14 @@ def free_memory() -> int:
     return available
 
 
+def private_memory(pid: int) -> int:
+    """Bytes of a process that are in memory and no file's; 0 where that cannot be seen."""
+    for line in (_read(Path(f"/proc/{pid}/status")) or "").splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
 def num_cores() -> int:
     """Physical cores that this process may run on: threads of one core count once. No more than its container's
     share of processor time keeps busy."""

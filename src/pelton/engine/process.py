@@ -25,6 +25,8 @@ from pelton.engine.protocol import (
     Events,
     Failed,
     FromEngine,
+    Grant,
+    Planned,
     Progress,
     Ready,
     Start,
@@ -102,7 +104,7 @@ class Peer:
                     self._unsent += alive
                     self._flush()
 
-    def receive(self, timeout: int | None) -> Start | Vocabulary | EngineRequest | Abort | Unpin | Stop | None:
+    def receive(self, timeout: int | None) -> ToEngine | None:
         """The next message; None if none comes within so many milliseconds (None: however long it takes), or when
         woken."""
         message = self._next()
@@ -130,7 +132,7 @@ class Peer:
         self._received += data
         return bool(data)
 
-    def _next(self) -> Start | Vocabulary | EngineRequest | Abort | Unpin | Stop | None:
+    def _next(self) -> ToEngine | None:
         """The first of the messages that are here in full."""
         end = LENGTH_BYTES + int.from_bytes(self._received[:LENGTH_BYTES], "little")
         if len(self._received) < max(end, LENGTH_BYTES + 1):
@@ -196,10 +198,18 @@ def main(descriptor: int) -> int:
     start = peer.receive(None)
     if not isinstance(start, Start):
         return 0
-    from pelton.engine.engine import load
+    from pelton.engine.engine import load_prepared
+    from pelton.engine.prepare import Prepared
 
     try:
-        engine = load(start, lambda share: peer.send(Progress(share)))
+        prepared = Prepared(start)
+        peer.send(prepared.needs)
+        grant = peer.receive(None)
+        if not isinstance(grant, Grant):
+            return 0
+        plan = prepared.plan(grant.memory)
+        peer.send(Planned(plan.total))
+        engine = load_prepared(prepared, plan, lambda share: peer.send(Progress(share)))
     except Exception as error:
         if isinstance(error, PeltonError):
             peer.send(Failed(type(error).__name__, str(error)))

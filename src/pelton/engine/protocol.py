@@ -24,6 +24,14 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     """Where cached prefixes are kept; None: nowhere."""
     files: tuple[ModelFile, ...] | None = None
     """Those of an earlier life of the engine: others are refused."""
+    is_shared: bool = False
+    """Is memory left to other models, unless the settings want all of it?"""
+
+
+class Grant(msgspec.Struct, frozen=True, tag="grant"):
+    """The answer to `Needs`: load, and take no more than so many bytes."""
+
+    memory: int
 
 
 class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
@@ -62,7 +70,7 @@ def framed(body: bytes) -> bytes:
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
 
-ToEngine = Start | Vocabulary | EngineRequest | Abort | Unpin | Stop
+ToEngine = Start | Grant | Vocabulary | EngineRequest | Abort | Unpin | Stop
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +129,20 @@ class Counters(msgspec.Struct, kw_only=True):
     pins: tuple[PinInfo, ...] = ()
 
 
+class Needs(msgspec.Struct, frozen=True, tag="needs"):
+    """The model is opened and its memory is planned, in bytes: what it must have at least, and what it needs for the
+    usual context. Nothing big is allocated before the `Grant`."""
+
+    least: int
+    usual: int
+
+
+class Planned(msgspec.Struct, frozen=True, tag="planned"):
+    """What will be taken of the `Grant`, in bytes."""
+
+    memory: int
+
+
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
     """The share of the model that is loaded, 0 to 1."""
 
@@ -158,4 +180,4 @@ class Events(msgspec.Struct, frozen=True, tag="events"):
     counters: Counters
 
 
-FromEngine = Progress | Ready | Failed | Alive | Identified | Events
+FromEngine = Needs | Planned | Progress | Ready | Failed | Alive | Identified | Events

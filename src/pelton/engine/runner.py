@@ -1,33 +1,15 @@
-"""A model and a backend, introduced to each other: loaded once, then one submission per step."""
+"""A loaded model: one submission per step."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from pathlib import Path
 
-from pelton.backends.base import Backend, BackendConfig, Executor, LoadSpec, Pending, StepProfile, find
-from pelton.config import EngineConfig
-from pelton.engine import machine
-from pelton.engine.background import Background, known_digest
-from pelton.engine.budget import MemoryBudget, MemoryNeeds, divide
+from pelton.backends.base import Executor, Pending, StepProfile
+from pelton.engine.background import Background
+from pelton.engine.budget import MemoryBudget
 from pelton.engine.moves import Copy, Move, Restore, Save
-from pelton.engine.protocol import Start
-from pelton.errors import ConfigError, FormatError, UnsupportedModel
-from pelton.formats import checkpoint as checkpoints
 from pelton.formats.digest import ModelFile
-from pelton.models.base import Model
-from pelton.models.base import load as load_model
-from pelton.ops.data import Batch, CacheGroup, kv_type_named
-
-log = logging.getLogger(__name__)
-
-MAX_THREADS = 1024
-AT_LEAST_ZERO = (
-    "target_itl", "swap_memory", "max_queue", "max_queue_tokens", "patience", "queue_timeout", "request_timeout",
-)  # fmt: skip
-"""Settings that may not be negative."""
+from pelton.ops.data import Batch
 
 
 class Runner:
@@ -54,35 +36,6 @@ class Runner:
         self.files = files
         self.digest = digest
         """Of the model's files; None while it is not known."""
-
-    @classmethod
-    def load(cls, start: Start, progress: Callable[[float], None] | None = None) -> Runner:
-        """Open a checkpoint, plan its memory, load it. `progress` gets the share that is loaded.
-
-        Raises FormatError, UnsupportedModel, ConfigError or InsufficientMemory before anything big is allocated.
-        """
-        path, config = Path(start.model_path), start.config
-        checkpoint = checkpoints.open(path)
-        if start.files not in (None, checkpoint.files):
-            raise FormatError(f"{path}: the file was changed since it was first loaded; restart to serve the new one")
-        model = load_model(checkpoint, config.context)
-        threads = _num_threads(config)
-        settings = BackendConfig(threads, isa=config.isa or None, profile=config.profile, packed=start.packed)
-        backend = find("cpu", settings)
-        digest = known_digest(checkpoint.files, start.known)
-        spec = replace(_spec(model, config), digest=digest)
-        plan = _plan(backend, spec, config)
-        log.info("%s: %s", path.name, plan)
-        executor = backend.load(replace(spec, num_blocks=plan.num_blocks, max_context=plan.context), progress)
-        return cls(
-            executor,
-            files=checkpoint.files,
-            digest=digest,
-            windows=tuple(map(_window, spec.groups)),
-            vocab_size=spec.vocab_size,
-            max_sequences=spec.max_sequences,
-            plan=plan,
-        )
 
     @property
     def fingerprint(self) -> str | None:
@@ -123,58 +76,3 @@ class Runner:
     def close(self) -> None:
         """Give all memory back."""
         self._executor.close()
-
-
-def _num_threads(config: EngineConfig) -> int:
-    if not 0 <= config.threads <= MAX_THREADS:
-        raise ConfigError(f"threads is {config.threads}, must be from 0 to {MAX_THREADS}", param="threads")
-    return config.threads or machine.num_cores()
-
-
-def _spec(model: Model, config: EngineConfig) -> LoadSpec:
-    """Everything but the number of blocks, which depends on what the rest needs."""
-    if config.max_batch_tokens < 1 or config.max_sequences < 1:
-        raise ConfigError("max_batch_tokens and max_sequences must be at least 1", param="max_batch_tokens")
-    for name in AT_LEAST_ZERO:
-        if not getattr(config, name) >= 0:  # also where it is no number
-            raise ConfigError(f"{name} is {getattr(config, name)}, must be at least 0", param=name)
-    max_sequences = min(config.max_sequences, config.max_batch_tokens)
-    if max_sequences < config.max_sequences:
-        log.warning("only %d sequences run at once: each needs a token of the step's budget", max_sequences)
-    return LoadSpec(
-        record=model.step,
-        weights=model.weights,
-        groups=model.config.groups,
-        vocab_size=model.config.vocab_size,
-        kv_type=kv_type_named(config.kv_dtype),
-        num_blocks=(2,) * len(model.config.groups),
-        max_tokens=config.max_batch_tokens,
-        max_sequences=max_sequences,
-        max_context=model.config.context,
-    )
-
-
-def _window(group: CacheGroup) -> int | None:
-    if group.kind not in ("full", "window"):
-        raise UnsupportedModel(f"cache groups of kind {group.kind!r} are not supported")
-    return group.window
-
-
-def _plan(backend: Backend, spec: LoadSpec, config: EngineConfig) -> MemoryBudget:
-    memory = backend.plan_memory(spec)
-    needs = MemoryNeeds(
-        weights=memory.weights,
-        arena=memory.arena,
-        bytes_per_block=memory.kv_per_block,
-        windows=tuple(map(_window, spec.groups)),
-        max_chunk=spec.max_tokens,
-        max_sequences=spec.max_sequences,
-    )
-    return divide(
-        needs,
-        available=machine.free_memory(),
-        kv_memory=config.kv_memory,
-        swap_memory=config.swap_memory,
-        context=spec.max_context,
-        is_fixed=config.context > 0,
-    )

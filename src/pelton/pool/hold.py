@@ -29,7 +29,9 @@ class Hold:
         self.memory = 0
         """Bytes of the budget that are its own."""
         self.is_waiting = True
-        """For its turn and for room."""
+        """For its file, its turn and room."""
+        self.has_turn = False
+        self.loading_pid: int | None = None
         self.is_preload = False
         """Was it asked for by whoever runs this? Then it may be fetched; but no other leaves for it."""
         self.is_leaving = False
@@ -46,6 +48,11 @@ class Hold:
     def is_idle(self) -> bool:
         """Is it loaded, and does nobody use it?"""
         return self.service is not None and self.num_users == 0
+
+    @property
+    def pid(self) -> int | None:
+        """Of its engine's process."""
+        return self.loading_pid if self.service is None else self.service.engine.pid
 
     @property
     def state(self) -> State:
@@ -72,7 +79,7 @@ class Hold:
             num_requests=self.num_users,
             expires_at=None if self.timer is None else wall + self.timer.when(),
             used_at=wall + self.used_at,
-            pid=None if self.service is None else self.service.engine.pid,
+            pid=self.pid,
             context=None if info is None else info.context,
             memory=self.memory,
             weight_bytes=0 if info is None else info.weight_bytes,

@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pelton.config import HubConfig
 from pelton.engine.client import EngineClient
+from pelton.engine.link import Opening
 from pelton.errors import FormatError
 from pelton.formats.digest import FileDigest
 from pelton.hub import digests
 from pelton.hub.pull import pull
 from pelton.hub.store import Store
-from pelton.pool.cards import Loading, Report
+from pelton.pool.cards import Report
 from pelton.pool.spec import ModelSpec
 from pelton.service import Service
 
@@ -29,25 +30,37 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-async def open_model(spec: ModelSpec, hub: HubConfig, report: Report, *, may_fetch: bool, in_process: bool) -> Service:
-    """Load a model. Where it is not here it is fetched, if that may be. Raises what went wrong; nothing is left of it
-    then."""
-    name = spec.name
-    path, known = await in_daemon_thread(lambda: _find(spec.model, hub, report if may_fetch else None))
+class Found(NamedTuple):
+    """A model's file, and the digests that are known of it."""
+
+    path: Path
+    known: tuple[FileDigest, ...]
+
+
+async def find(spec: ModelSpec, hub: HubConfig, report: Report, *, may_fetch: bool) -> Found:
+    """The file of a model; where it is not here it is fetched, if that may be."""
+    return await in_daemon_thread(lambda: _find(spec.model, hub, report if may_fetch else None))
+
+
+async def open_model(
+    spec: ModelSpec, found: Found, hub: HubConfig, opening: Opening, *, is_shared: bool, in_process: bool
+) -> Service:
+    """Load a model. Raises what went wrong; nothing is left of it then."""
+    path = found.path
     store = Store(hub)
-    report(Loading(name, 0.0))
     client = EngineClient(
         path,
         spec.engine,
         in_process=in_process,
-        known=known,
+        known=found.known,
         packed=store.packed if hub.packed_cache_size > 0 else None,
         prefixes=store.prefixes if hub.prefix_cache_size > 0 else None,
         remember=lambda files: _remember(files, hub),
+        is_shared=is_shared,
     )
     # The engine loads in its own process while the vocabulary is built here.
     text = asyncio.create_task(asyncio.to_thread(_open_text, path))
-    start = asyncio.create_task(client.start(lambda share: report(Loading(name, share))))
+    start = asyncio.create_task(client.start(opening))
     try:
         await asyncio.gather(start, text)
         opened, tokenizer = text.result()
@@ -58,8 +71,7 @@ async def open_model(spec: ModelSpec, hub: HubConfig, report: Report, *, may_fet
         await asyncio.gather(start, return_exceptions=True)
         await client.close()
         raise
-    report(Loading(name, 1.0))
-    return Service(name, path, tokenizer, opened.metadata, client, spec.text.tool_dialect)
+    return Service(spec.name, path, tokenizer, opened.metadata, client, spec.text.tool_dialect)
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:
@@ -85,9 +97,9 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
     return await future
 
 
-def _find(model: str, hub: HubConfig, report: Report | None) -> tuple[Path, tuple[FileDigest, ...]]:
+def _find(model: str, hub: HubConfig, report: Report | None) -> Found:
     path = Store(hub).resolve(model) if report is None else pull(model, hub, report)
-    return path, digests.known(path, hub)
+    return Found(path, digests.known(path, hub))
 
 
 def _remember(files: tuple[FileDigest, ...], hub: HubConfig) -> None:

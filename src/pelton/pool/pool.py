@@ -11,16 +11,20 @@ from typing import Any
 
 from pelton.config import Config
 from pelton.engine import machine
+from pelton.engine.link import Opening
+from pelton.engine.protocol import Needs
 from pelton.errors import ModelNotFound, Overloaded, QueueTimeout, Unavailable
 from pelton.hub.source import Progress
 from pelton.pool import loading
 from pelton.pool.cards import Loading, ModelCard, Report, Resident, StoredModel
 from pelton.pool.hold import Hold
-from pelton.pool.room import Needs, Room, make_room
+from pelton.pool.room import Room, make_room
 from pelton.pool.shelf import Shelf
 from pelton.pool.spec import ModelSpec, Names, key
 from pelton.service import Service
 
+OVERHEAD = 160 << 20
+"""Bytes of a model beside its plan: its engine's Python, and its vocabulary in this process."""
 MAX_LISTED = 20
 """Names that an error tells at most."""
 
@@ -46,8 +50,8 @@ class Pool:
         self._in_process = in_process
         self._shelf = Shelf(config.hub)
         self._holds: dict[str, Hold] = {}
+        self._budget = config.pool.memory_budget or machine.free_memory()
         self._turn = asyncio.Lock()
-        """Of the load that looks for room: one after the other."""
         self._changed = asyncio.Event()
         self._num_queued = 0
         self._is_closed = False
@@ -282,15 +286,46 @@ class Pool:
         return hold
 
     async def _load(self, hold: Hold, report: Report) -> Service:
-        def heard(event: Progress | Loading) -> None:
-            if isinstance(event, Loading):
-                hold.share = event.share
-            report(event)
+        """One model at a time is prepared and looks for room, in the order in which they came."""
 
-        await self._find_room(hold, Needs())
-        return await loading.open_model(
-            hold.spec, self._config.hub, heard, may_fetch=hold.is_preload, in_process=self._in_process
-        )
+        def settle(memory: int, pid: int | None) -> None:
+            hold.memory, hold.loading_pid = memory + OVERHEAD, pid
+            self._end_turn(hold)
+
+        def progress(share: float) -> None:
+            hold.share = share
+            report(Loading(hold.name, share))
+
+        async def admit(needs: Needs) -> int:
+            return await self._find_room(hold, needs) - OVERHEAD
+
+        found = await loading.find(hold.spec, self._config.hub, report, may_fetch=hold.is_preload)
+        progress(0.0)
+        await self._turn.acquire()
+        hold.has_turn = True
+        try:
+            service = await loading.open_model(
+                hold.spec,
+                found,
+                self._config.hub,
+                Opening(admit, settle, progress),
+                is_shared=self._is_shared,
+                in_process=self._in_process,
+            )
+        finally:
+            self._end_turn(hold)
+        progress(1.0)
+        return service
+
+    @property
+    def _is_shared(self) -> bool:
+        """May there be several models at once?"""
+        return self._config.pool.max_loaded_models != 1 and (self._is_open or len(self._names.all()) > 1)
+
+    def _end_turn(self, hold: Hold) -> None:
+        if hold.has_turn:
+            hold.has_turn = False
+            self._turn.release()
 
     def _on_loaded(self, hold: Hold) -> None:
         if self._holds.get(hold.name) is not hold:  # the pool is closed
@@ -330,34 +365,46 @@ class Pool:
     # room
 
     async def _find_room(self, hold: Hold, needs: Needs) -> int:
-        """Bytes that a model may take, once they are there."""
+        """Bytes of memory that a model may take, once they are there."""
         try:
-            async with self._turn:
-                while True:
-                    others = [each for each in self._holds.values() if each is not hold and _counts(each)]
-                    room = make_room(
-                        hold.name,
-                        needs,
-                        [each.held(can_leave=not hold.is_preload) for each in others],
-                        available=machine.free_memory(),
-                        max_models=self._config.pool.max_loaded_models,
-                    )
-                    if isinstance(room, Room):
-                        return room.memory
-                    for each in others:
-                        if each.name in room.names and not each.is_leaving:
-                            each.leaves_for, each.is_leaving = hold, True
-                            if each.is_idle:
-                                self._retire(each)
-                    await self._change()
+            while True:
+                others = [each for each in self._holds.values() if not each.is_waiting]
+                room = make_room(
+                    hold.name,
+                    needs.least + OVERHEAD,
+                    needs.usual + OVERHEAD,
+                    [each.held(can_leave=not hold.is_preload) for each in others],
+                    available=self._left(others),
+                    max_models=self._config.pool.max_loaded_models,
+                )
+                if isinstance(room, Room):
+                    hold.is_waiting = False
+                    return room.memory
+                for each in others:
+                    if each.name in room.names and not each.is_leaving:
+                        each.leaves_for, each.is_leaving = hold, True
+                        if each.is_idle:
+                            self._retire(each)
+                await self._change()
         finally:
-            hold.is_waiting = False
-            for each in self._holds.values():
-                if each.leaves_for is hold:
-                    each.leaves_for = None
-                    if each.closing is None:
-                        each.is_leaving = False
-            self._notify()
+            self._let_stay(hold)
+
+    def _let_stay(self, hold: Hold) -> None:
+        """Nobody leaves for that one any more who has not gone yet."""
+        for each in self._holds.values():
+            if each.leaves_for is hold:
+                each.leaves_for = None
+                each.is_leaving = each.closing is not None
+        self._notify()
+
+    def _left(self, others: Iterable[Hold]) -> int:
+        """Bytes of the budget that nobody has, as far as the machine has them now."""
+        budget, free = self._budget, machine.free_memory()
+        for each in others:
+            budget -= each.memory
+            if pid := each.pid:
+                free -= max(0, each.memory - machine.private_memory(pid))  # promised, and not taken yet
+        return max(0, min(budget, free))
 
     async def _change(self) -> None:
         """Wait until something has changed."""
@@ -366,10 +413,6 @@ class Pool:
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-
-
-def _counts(hold: Hold) -> bool:
-    return hold.service is not None or not hold.is_waiting
 
 
 def _stop_timer(hold: Hold) -> None:

@@ -9,14 +9,6 @@ from pelton.errors import InsufficientMemory
 
 
 @dataclass(frozen=True)
-class Needs:
-    """Bytes that a model takes in all: at `least`, and as `wanted`, with a context of the usual length."""
-
-    least: int = 0
-    wanted: int = 0
-
-
-@dataclass(frozen=True)
 class Held:
     """A model that takes memory. `can_leave`: may it be unloaded for another one, once its requests have ended?"""
 
@@ -41,19 +33,22 @@ class Leave:
     names: tuple[str, ...]
 
 
-def make_room(name: str, needs: Needs, held: Sequence[Held], *, available: int, max_models: int = 0) -> Room | Leave:
-    """What must happen before a model can be loaded beside those that are `held`, with `available` bytes left.
+def make_room(
+    name: str, least: int, usual: int, held: Sequence[Held], *, available: int, max_models: int = 0
+) -> Room | Leave:
+    """What must happen before a model can be loaded beside those that are `held`, with `available` bytes left. It needs
+    `least` bytes, and `usual` ones for a context of the usual length.
 
     Idle ones leave before busy ones, and of those the one that was not used for longest first; none leaves that
-    need not. A model gets what it wants where all that may leave makes room for it, and what is there where that is
+    need not. A model gets the usual where all that may leave makes room for it, and what is there where that is
     enough. Raises `InsufficientMemory` with the numbers where it is not.
     """
     leaving = sorted((each for each in held if each.can_leave), key=lambda each: (not each.is_idle, each.used_at))
     most = available + sum(each.memory for each in leaving)
     too_many = max(0, len(held) + 1 - max_models) if max_models else 0
-    if most < needs.least or too_many > len(leaving):
-        raise InsufficientMemory(_refusal(name, needs, held, available, most, too_many))
-    target = min(needs.wanted, most)
+    if most < least or too_many > len(leaving):
+        raise InsufficientMemory(_refusal(name, least, held, available, most, too_many))
+    target = min(usual, most)
     if available >= target and not too_many:
         return Room(available)
 
@@ -71,12 +66,12 @@ def make_room(name: str, needs: Needs, held: Sequence[Held], *, available: int, 
     return Leave(tuple(each.name for each in chosen))
 
 
-def _refusal(name: str, needs: Needs, held: Sequence[Held], available: int, most: int, too_many: int) -> str:
+def _refusal(name: str, least: int, held: Sequence[Held], available: int, most: int, too_many: int) -> str:
     others = ", ".join(f"{each.name} {_mib(each.memory)}" for each in held if not each.can_leave)
     beside = f"; loaded beside it, and to stay: {others}" if others else ""
-    if most < needs.least:
+    if most < least:
         return (
-            f"the model {name} needs at least {_mib(needs.least)}, but only {_mib(most)} of memory can be had "
+            f"the model {name} needs at least {_mib(least)}, but only {_mib(most)} of memory can be had "
             f"({_mib(available)} are left now){beside}"
         )
     return f"the model {name} would be one more than may be loaded at once{beside}"
