@@ -49,7 +49,7 @@ def installed(monkeypatch):
         EntryPoint("multiples", f"{__name__}:OnlyMultiples", processors.GROUP),
         EntryPoint("broken", f"{__name__}:broken", processors.GROUP),
     ]
-    monkeypatch.setattr(processors, "entry_points", lambda group: found if group == processors.GROUP else [])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found if group == processors.GROUP else [])
 
 
 def asked(id, *calls, length=20, **params):

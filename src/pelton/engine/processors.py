@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +16,9 @@ from pelton.errors import InternalError, InvalidRequest, PeltonError
 from pelton.logits import LogitsProcessor
 from pelton.ops.data import F32, I32
 from pelton.request import ProcessorCall
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,8 @@ class Processors:
 
     def _get(self, name: str) -> LogitsProcessor:
         if name not in self._loaded:
+            from importlib.metadata import entry_points  # not at the top: a tenth of an engine's imports
+
             found: dict[str, EntryPoint] = {each.name: each for each in entry_points(group=GROUP)}
             if name not in found:
                 message = f"there is no logits processor {name!r}; installed: {', '.join(sorted(found)) or 'none'}"

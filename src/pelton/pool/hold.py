@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import TYPE_CHECKING
 
 from pelton.pool.cards import Resident, State
 from pelton.pool.room import Held
 from pelton.pool.spec import ModelSpec
-from pelton.service import Service
+
+if TYPE_CHECKING:
+    from pelton.service import Service
 
 
 class Hold:

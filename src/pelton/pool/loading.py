@@ -21,10 +21,10 @@ from pelton.hub.pull import pull
 from pelton.hub.store import Store
 from pelton.pool.cards import Report
 from pelton.pool.spec import ModelSpec
-from pelton.service import Service
 
 if TYPE_CHECKING:
     from pelton.formats.checkpoint import Checkpoint
+    from pelton.service import Service
     from pelton.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -71,6 +71,8 @@ async def open_model(
         await asyncio.gather(start, return_exceptions=True)
         await client.close()
         raise
+    from pelton.service import Service
+
     return Service(spec.name, path, tokenizer, opened.metadata, client, spec.text.tool_dialect)
 
 
@@ -107,7 +109,8 @@ def _remember(files: tuple[FileDigest, ...], hub: HubConfig) -> None:
 
 
 def _open_text(path: Path) -> tuple[Checkpoint, Tokenizer]:
-    # Imported here, in the thread, so that NumPy's import does not delay the start of the engine process.
+    # Imported here, in the thread, so that NumPy and all that is made of text do not delay the engine process.
+    import pelton.service  # noqa: F401
     from pelton.formats import checkpoint
     from pelton.text.tokenizer import Tokenizer
 

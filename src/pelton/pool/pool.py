@@ -7,7 +7,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pelton.config import Config
 from pelton.engine import machine
@@ -21,7 +21,9 @@ from pelton.pool.hold import Hold
 from pelton.pool.room import Room, make_room
 from pelton.pool.shelf import Shelf
 from pelton.pool.spec import ModelSpec, Names, key
-from pelton.service import Service
+
+if TYPE_CHECKING:
+    from pelton.service import Service
 
 OVERHEAD = 160 << 20
 """Bytes of a model beside its plan: its engine's Python, and its vocabulary in this process."""
@@ -158,7 +160,7 @@ class Pool:
             _stop_timer(hold)
             hold.task.cancel()
         for result in await asyncio.gather(*(hold.task for hold in holds), return_exceptions=True):
-            if isinstance(result, Service):
+            if not isinstance(result, BaseException):
                 await result.close()
         await asyncio.gather(*(hold.closing for hold in holds if hold.closing is not None), return_exceptions=True)
 
