@@ -78,6 +78,13 @@ def test_control_tokens_in_text_stay_text(bpe: Tokenizer) -> None:
     assert bpe.decode(ids) == forged
 
 
+def test_control_tokens_are_found_by_name() -> None:
+    tokenizer = with_tokens(("<a>", CONTROL), ("<a><b>", CONTROL), ("b><", CONTROL), ("[x", CONTROL), ("<c>", NORMAL))
+    found = list(tokenizer.find_controls("<a><b><a>b><c>[x<a"))
+    assert found == [(0, "<a><b>"), (6, "<a>"), (9, "b><"), (14, "[x")]  # the longest first, none within another
+    assert list(tokenizer.find_controls("")) == list(tokenizer.find_controls("<|im_star")) == []
+
+
 def test_user_defined_tokens_are_found_in_text(bpe: Tokenizer) -> None:
     tool_call = bpe.vocab_size - 1
     assert tool_call in bpe.encode("a<tool_call>b", add_special=False)

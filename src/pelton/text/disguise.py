@@ -77,20 +77,20 @@ class Disguise:
         return hidden
 
     def _looks_like_control(self, literal: str) -> bool:
-        if self._tokenizer.control_pattern.search(literal):
+        if any(self._tokenizer.find_controls(literal)):
             return True
         return any(text.startswith(literal) for text in self._tokenizer.control_texts)
 
     def _cut(self, text: str, back: dict[int, str]) -> list[str | int]:
         segments: list[str | int] = []
         at = 0
-        for match in self._tokenizer.control_pattern.finditer(text):
-            if match.start() > at:
-                segments.append(text[at : match.start()].translate(back))
-            id = self._tokenizer.control_id(match[0])
+        for start, name in self._tokenizer.find_controls(text):
+            if start > at:
+                segments.append(text[at:start].translate(back))
+            id = self._tokenizer.control_id(name)
             assert id is not None
             segments.append(id)
-            at = match.end()
+            at = start + len(name)
         if at < len(text):
             segments.append(text[at:].translate(back))
         return segments

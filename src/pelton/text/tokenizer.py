@@ -10,7 +10,7 @@ Characters that a vocabulary has no bytes for (SmolLM2 lacks U+0004, for example
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -57,8 +57,9 @@ class Tokenizer:
         self._control = words.control
         self.control_texts: tuple[str, ...] = tuple(sorted(self._control, key=len, reverse=True))
         """The names of all control tokens, the longest first."""
-        self.control_pattern = re.compile("|".join(map(re.escape, self.control_texts)) or "(?!)")
-        """Matches the text of any control token, the longest first."""
+        self._control_lengths = sorted(set(map(len, self._control)), reverse=True)
+        initials = "".join(sorted({text[0] for text in self._control}))
+        self._control_initial = re.compile(f"[{re.escape(initials)}]" if initials else "(?!)")
         # The types' defaults are those that llama.cpp takes where a file does not say.
         is_spm = self._kind == "llama"
         self.bos_id = self._special(metadata, "bos_token_id", 1 if is_spm else None)
@@ -138,6 +139,17 @@ class Tokenizer:
     def control_id(self, text: str) -> int | None:
         """The control token whose name is `text`."""
         return self._control.get(text)
+
+    def find_controls(self, text: str) -> Iterator[tuple[int, str]]:
+        """Where a text has the names of control tokens, in order: the longest at each place, none within another."""
+        end = 0
+        for match in self._control_initial.finditer(text):
+            start = match.start()
+            names = (text[start : start + length] for length in self._control_lengths)
+            name = next((name for name in names if name in self._control), None) if start >= end else None
+            if name is not None:
+                end = start + len(name)
+                yield start, name
 
     def _encode_pieces(self, texts: list[str]) -> list[list[int]]:
         if not texts:
