@@ -20,6 +20,7 @@ HOMES = {
     "httptools": ("bench/serving/http.py",),
     "matplotlib": ("bench/serving/plot.py",),
     "rich": ("cli/", "progress/", "bench/"),
+    "prometheus_client": ("server/metrics.py",),
     "sqlite3": ("server/store.py",),
     "platformdirs": ("config.py",),
     "pelton._core": ("backends/cpu/", "bench/", "text/sentencepiece.py"),

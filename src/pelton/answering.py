@@ -126,8 +126,8 @@ class Answer:
                     case Finish():
                         for piece in self._end(event):
                             yield piece
-                    case Done(usage=usage):
-                        yield TextDone(usage=self._count(usage))
+                    case Done(usage=usage, queued=queued):
+                        yield TextDone(usage=self._count(usage), queued=queued)
                         return
                     case ErrorEvent():
                         raise error_of(event)

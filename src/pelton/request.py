@@ -261,6 +261,8 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
 
     request_id: str
     usage: Usage
+    queued: float = 0.0
+    """Seconds from its arrival to its first step."""
 
 
 class ErrorEvent(msgspec.Struct, frozen=True, array_like=True, tag="error"):
@@ -364,6 +366,8 @@ class TextDone(msgspec.Struct, frozen=True, kw_only=True):
     """The last event of a request that went well."""
 
     usage: Usage
+    queued: float = 0.0
+    """Seconds that the request waited for its first step."""
 
 
 ChoiceEvent = TextDelta | ToolCallBegin | ToolCallDelta | ToolCallEnd | TextFinish

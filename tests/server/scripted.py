@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import uvicorn
 
 from pelton.config import ServerConfig
+from pelton.engine.protocol import Counters
 from pelton.errors import ModelNotFound, PeltonError
 from pelton.pool import ModelCard
 from pelton.request import ChoiceEvent, Request, TextDelta, TextDone, TextEvent, TextFinish, TokenText, Usage
@@ -25,6 +26,11 @@ def token(text: str) -> TokenText:
         TokenText(id=i, text=t, bytes=t.encode(), logprob=p) for i, (t, p) in enumerate(((text, -0.1), ("x", -3.0)))
     )
     return TokenText(id=7, text=text, bytes=text.encode(), logprob=-0.1, top=likely)
+
+
+@dataclass
+class ScriptedEngine:
+    counters: Counters = field(default_factory=Counters)
 
 
 @dataclass
@@ -41,6 +47,8 @@ class ScriptedService:
     """Seconds before the first word."""
     name: str = "scripted"
     fingerprint: str = "fp-test"
+    engine: ScriptedEngine = field(default_factory=ScriptedEngine)
+    queued: float = 0.0
     requests: list[Request] = field(default_factory=list)
     num_open: int = 0
     num_ended: int = 0
@@ -63,7 +71,7 @@ class ScriptedService:
             if self.events:
                 for event in self.events:
                     yield event
-                yield TextDone(usage=self.usage(request))
+                yield TextDone(usage=self.usage(request), queued=self.queued)
                 return
             for i, word in enumerate(self.words):
                 if i == self.fail_after:
@@ -77,7 +85,7 @@ class ScriptedService:
                 await asyncio.sleep(0)
             for choice in range(request.sampling.n):
                 yield TextFinish(choice=choice, reason="stop", stop="END")
-            yield TextDone(usage=self.usage(request))
+            yield TextDone(usage=self.usage(request), queued=self.queued)
             self.num_ended += 1
         finally:
             self.num_open -= 1

@@ -144,3 +144,16 @@ def test_a_full_queue_says_when_to_come_back(clock):
     few, many, long = refused(5, 2), refused(5, 20), refused(500, 2)
     assert few < many
     assert few < long
+
+
+def test_the_time_in_the_queue_is_told_with_the_end(clock):
+    engine, _ = make_engine(clock=clock, max_sequences=1)
+    engine.submit(request("first", prompt(20), max_tokens=2))
+    clock.now += 3
+    engine.submit(request("second", prompt(20), max_tokens=2))
+    queued = {}
+    while engine.has_work:
+        clock.now += 1
+        queued |= {event.request_id: event.queued for event in engine.step() if isinstance(event, Done)}
+    assert queued["first"] == 4
+    assert queued["second"] >= 2

@@ -317,7 +317,7 @@ def test_choices_share_their_prompt():
     assert sum(len(step.ids) for step in executor.steps) == 100 + 4 * 7
     assert transcript.answers("a") == alone(asked)
     assert len({tuple(transcript.tokens("a", choice)) for choice in range(4)}) == 4
-    assert transcript.last("a") == Done("a", transcript.last("a").usage)
+    assert isinstance(transcript.last("a"), Done)
     assert transcript.last("a").usage.completion_tokens == 4 * 8
 
 

@@ -140,7 +140,8 @@ class Answers:
         )
         self._counters.prompt_tokens += usage.prompt_tokens
         self._counters.cached_tokens += usage.cached_tokens
-        self._end(group, Done(group.request.id, usage))
+        queued = group.started_at - group.arrived_at if group.has_started else 0.0
+        self._end(group, Done(group.request.id, usage, queued))
 
     def _offer(self, sequence: Sequence, sampled: Sampled, row: int) -> None:
         """A slot of a beam search has its candidates; where all have, the search goes on after the step."""

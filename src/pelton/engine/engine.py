@@ -126,6 +126,7 @@ class Engine:
         """One step of everything that runs. The events are also those of submissions and aborts since the last."""
         began = self._clock()
         self._take_news(began)
+        self.scheduler.began = began
         work = self.scheduler.schedule()
         self.runner.move(work.moves)
         self.scheduler.start_fetches()
@@ -226,7 +227,8 @@ class Engine:
         self._num_arrived += 1
         self._counters.requests += 1
         group = self._answers.groups[request.id] = SequenceGroup(request, self._num_arrived)
-        self._deadlines.add(group, self._clock())
+        group.arrived_at = self._clock()
+        self._deadlines.add(group, group.arrived_at)
         if request.grammar is None:
             self._admit(group)
             return

@@ -97,6 +97,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         """The most urgent first, then the oldest."""
         self.speculation = speculation
+        self.began = 0.0
+        """When the step under way began, on the engine's clock."""
         self.num_preempted = self.num_swapped = self.num_drafted = self.num_accepted = 0
         self._to_read: list[tuple[Fetch, list[Place]]] = []
         self._num_mixed = 0
@@ -323,6 +325,7 @@ class Scheduler:
                 sequence.draft = array("i")
             if sequence.group.num_cached is None:
                 sequence.group.num_cached = sequence.num_cached
+                sequence.group.started_at = self.began
             self.memory.commit(sequence, num_tokens)
             self.waiting.num_computed += num_tokens
             if sequence.num_computed < len(sequence.tokens):

@@ -111,13 +111,15 @@ class SequenceGroup:
     """A request and its choices."""
 
     __slots__ = (
-        "arrival", "beams", "dry_breakers", "end_ids", "is_accepted", "num_cached", "num_completion", "num_logprobs",
-        "num_scored", "request", "sequences", "tenant",
+        "arrival", "arrived_at", "beams", "dry_breakers", "end_ids", "is_accepted", "num_cached", "num_completion",
+        "num_logprobs", "num_scored", "request", "sequences", "started_at", "tenant",
     )  # fmt: skip
 
     def __init__(self, request: EngineRequest, arrival: int) -> None:
         self.request = request
         self.arrival = arrival
+        self.arrived_at = self.started_at = 0.0
+        """When it came, and when its first step began, on the engine's clock."""
         self.is_accepted = False
         """Has its client been told that it is?"""
         self.tenant = request.tenant

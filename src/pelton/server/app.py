@@ -23,6 +23,7 @@ from pelton.server.guard import Guard
 from pelton.server.keys import KeyRing, KeyStore, given_keys
 from pelton.server.ledger import Ledger
 from pelton.server.meter import Meter
+from pelton.server.metrics import Metrics
 from pelton.server.models import Models
 from pelton.server.openai_reply import error_body
 from pelton.server.operation import Dialect, ErrorForms, Operation, route
@@ -48,7 +49,8 @@ class App:
         self.keys = KeyRing(given_keys(config.api_key, config.api_key_file), made)
         self._ledger = None if self._store is None else Ledger(self._store)
         bounds = Bounds(config.max_body, config.body_timeout)
-        models = Models(pool, Meter(self._ledger))
+        self._metrics = Metrics(pool.services)
+        models = Models(pool, Meter(self._ledger, self._metrics))
         dialects = (self._own(models), openai.dialect(models))
         self._errors = ErrorForms(dialects, default=error_body)
         self.operations = tuple(operation for dialect in dialects for operation in dialect.operations)
@@ -64,6 +66,7 @@ class App:
             write_error=self._write_error,
             open_paths=frozenset(operation.path for operation in self.operations if operation.is_open),
             origins=config.cors_origin,
+            count=lambda route, method, status: self._metrics.http.labels(route, method, status).inc(),
             max_headers=config.max_headers,
             is_strict=config.strict_params,
         )
@@ -79,7 +82,15 @@ class App:
         check = Operation(
             method="GET", path="/health", run=health, summary="Is the server up?", answer=Health, is_open=True
         )
-        return Dialect(operations=(check, *prefix_cache.operations(models)), prefixes=(), error_body=error_body)
+
+        async def metrics(request: Request) -> Response:
+            text, media_type = self._metrics.expose(request.headers.get("accept", ""))
+            return Response(text, media_type=media_type)
+
+        scrape = Operation(
+            method="GET", path="/metrics", run=metrics, summary="Show Prometheus metrics", scope="metrics"
+        )
+        return Dialect(operations=(check, scrape, *prefix_cache.operations(models)), prefixes=(), error_body=error_body)
 
     def close(self) -> None:
         """Write down what is left to be written."""

@@ -48,16 +48,19 @@ class Guard:
         write_error: ErrorWriter,
         open_paths: frozenset[str],
         origins: Sequence[str] = (),
+        count: Callable[[str, str, str], None],
         max_headers: int,
         is_strict: bool,
     ) -> None:
-        """`open_paths` need no key and are answered while draining; `origins` are those of CORS."""
+        """`open_paths` need no key and are answered while draining; `origins` are those of CORS; `count` hears of each
+        request's route, method and status."""
         self._app = app
         self._keys = keys
         self._store = store
         self._bounds = bounds
         self._write_error = write_error
         self._open_paths = open_paths
+        self._count = count
         self._max_headers = max_headers
         self._is_strict = is_strict
         self._door: ASGIApp = self._checked
@@ -94,8 +97,12 @@ class Guard:
         )
         enter(context)
 
+        status = 499  # the client went away before it was told one
+
         async def send_with_headers(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 told = MutableHeaders(scope=message)
                 told["x-request-id"] = context.id
                 told.raw.extend(context.limits.headers())
@@ -106,6 +113,7 @@ class Guard:
             await self._door(scope, receive, send_with_headers)
         finally:
             self.num_active -= 1
+            self._count(context.route or "none", scope["method"], str(status))
 
     async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Behind CORS, so that a script may read what is refused here, too."""

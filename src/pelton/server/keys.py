@@ -20,8 +20,8 @@ import msgspec
 from pelton.errors import ConfigError, InvalidRequest, Unauthorized
 from pelton.server.store import Connection, Store
 
-Scope = Literal["inference", "models", "admin"]
-"""inference: use models; models: also change which there are; admin: everything."""
+Scope = Literal["inference", "models", "metrics", "admin"]
+"""inference: use models; models: also change which there are; metrics: read them, no more; admin: everything."""
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 _MADE = re.compile(r"sk-pelton-([0-9a-f]{12})-[A-Za-z0-9_-]{43}")

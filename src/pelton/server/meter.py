@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from pelton.request import Request, TextDelta, TextDone, TextEvent, Usage
+from pelton.request import Request, TextDelta, TextDone, TextEvent, TextFinish, Usage
 from pelton.server.context import Context, current
 from pelton.server.ledger import Ledger
+from pelton.server.metrics import Metrics, ModelMetrics
 
 if TYPE_CHECKING:
     from pelton.service import Service
@@ -20,10 +22,11 @@ CHARACTERS_PER_TOKEN = 4
 
 
 class Meter:
-    """Counts what requests use."""
+    """Counts what requests use, and measures what they take."""
 
-    def __init__(self, ledger: Ledger | None) -> None:
+    def __init__(self, ledger: Ledger | None, metrics: Metrics) -> None:
         self._ledger = ledger
+        self._metrics = metrics
 
     async def begin(self, service: Service, request: Request) -> AsyncGenerator[TextEvent, None]:
         """`service.generate` on behalf of the caller. Raises `RateLimited` where its key has no tokens left."""
@@ -32,7 +35,7 @@ class Meter:
             request = msgspec.structs.replace(request, tenant=context.key.id)
         expected = expected_usage(request)
         reserved = await context.limits.take("tokens", expected.prompt_tokens + expected.completion_tokens)
-        watch = _Watch(self._ledger, context, service.name, expected, reserved)
+        watch = _Watch(self._ledger, self._metrics.of(service.name), context, service.name, expected, reserved)
         try:
             events = watch.over(await service.generate(request))
             await anext(events)  # From here on, closing `events` closes what it watches.
@@ -45,39 +48,82 @@ class Meter:
 class _Watch:
     """One request under way."""
 
-    def __init__(self, ledger: Ledger | None, context: Context, model: str, expected: Usage, reserved: int) -> None:
+    def __init__(
+        self,
+        ledger: Ledger | None,
+        metrics: ModelMetrics,
+        context: Context,
+        model: str,
+        expected: Usage,
+        reserved: int,
+    ) -> None:
         self._ledger = ledger
+        self._metrics = metrics
         self._context = context
         self._model = model
         self._expected = expected
         self._reserved = reserved
         self._num_tokens = 0
+        self._first: float | None = None
+        """When the first token came."""
+        self._last: dict[int, float] = {}
+        """When each choice's last piece came."""
+        self._reasons: set[str] = set()
 
     async def over(self, events: AsyncGenerator[TextEvent, None]) -> AsyncGenerator[TextEvent, None]:
         """First an empty piece; then the events as they are."""
-        usage: Usage | None = None
+        done: TextDone | None = None
         try:
             async with aclosing(events):
                 yield TextDelta(choice=0, text="")
                 async for event in events:
                     match event:
-                        case TextDelta(token_ids=ids):
-                            self._num_tokens += len(ids)
+                        case TextDelta():
+                            if event.token_ids:
+                                self._count(event)
+                        case TextFinish():
+                            self._reasons.add(event.reason)
                         case TextDone():
-                            usage = event.usage
+                            done = event
                     yield event
+        except Exception:
+            self._reasons.add("error")
+            raise
         finally:
-            self._end(usage)
+            self._end(done)
 
-    def _end(self, usage: Usage | None) -> None:
-        """`usage`: None where the request did not end well; then it is known only in part."""
-        is_failed = usage is None
-        if usage is None:
+    def _count(self, delta: TextDelta) -> None:
+        now = perf_counter()
+        self._num_tokens += len(delta.token_ids)
+        self._metrics.completion.inc(len(delta.token_ids))
+        last = self._last.get(delta.choice)
+        self._last[delta.choice] = now
+        if last is not None:
+            self._metrics.between.observe(now - last)
+        elif self._first is None:
+            self._first = now
+            self._metrics.first.observe(now - self._context.began)
+
+    def _end(self, done: TextDone | None) -> None:
+        """`done`: None where the request did not end well; then its usage is known only in part."""
+        context, began = self._context, self._context.began
+        if done is None:
             usage = Usage(prompt_tokens=self._expected.prompt_tokens, completion_tokens=self._num_tokens)
-        context = self._context
+        else:
+            usage = done.usage
+            to_first = None if self._first is None else self._first - began
+            self._metrics.done(usage, seconds=perf_counter() - began, to_first=to_first, queued=done.queued)
+        self._metrics.finished(_reason(self._reasons, is_done=done is not None))
         if self._ledger is not None and context.key.id:
-            self._ledger.add(context.key.id, self._model, usage, is_failed=is_failed)
+            self._ledger.add(context.key.id, self._model, usage, is_failed=done is None)
         context.limits.settle("tokens", usage.prompt_tokens + usage.completion_tokens - self._reserved)
+
+
+def _reason(reasons: set[str], *, is_done: bool) -> str:
+    """How a request has ended, of how its choices have: the last of these that one of them has."""
+    if not is_done:
+        return "error" if "error" in reasons else "abort"
+    return next((each for each in ("error", "abort", "length", "tool_calls") if each in reasons), "stop")
 
 
 def expected_usage(request: Request) -> Usage:
