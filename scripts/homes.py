@@ -9,7 +9,9 @@ from pathlib import Path
 HOMES = {
     "tokenizers": ("text/tokenizer.py",),
     "minijinja": ("text/template.py",),
-    "llguidance": ("engine/constraints.py", "engine/grammar_trial.py"),
+    "llguidance": ("engine/constraints.py", "engine/grammar_forms.py", "engine/grammar_trial.py"),
+    "jsonschema": ("text/validation.py",),
+    "referencing": ("text/validation.py",),
     "huggingface_hub": ("hub/huggingface.py",),
     "filelock": ("hub/store.py",),
     "starlette": ("server/",),

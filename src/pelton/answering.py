@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -31,6 +32,7 @@ from pelton.request import (
     ToolCallEnd,
     Usage,
 )
+from pelton.text.enforcement import Enforcement
 from pelton.text.output import Format, OutputParser
 from pelton.text.prompt_logprobs import AskedPrompt, token_text
 from pelton.text.stream import TextStream
@@ -38,6 +40,8 @@ from pelton.text.tools.reader import Arguments, Begin, End, Piece, Text
 
 if TYPE_CHECKING:
     from pelton.service import Service
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Asked:
     sampling: SamplingParams
     form: Format
     """How the answer is to be read."""
+    enforced: Enforcement
     is_one_call: bool = False
     """Does the answer end with its first call?"""
     warnings: tuple[str, ...] = ()
@@ -64,7 +69,10 @@ class _Choice:
     """Tokens so far, the one that ended it included."""
     num_thought: int = 0
     """Those of them that the model thought with, the tags included."""
-    num_calls: int = 0
+    said: list[str] = field(default_factory=list)
+    """The answer's text, without thoughts."""
+    calls: list[tuple[str, list[str]]] = field(default_factory=list)
+    """Names, and what has come of the arguments."""
     unsent: list[int] = field(default_factory=list)
     """Tokens since the last piece."""
     logprob: float = 0.0
@@ -85,6 +93,8 @@ class Answer:
         self._wants_logprobs = sampling.logprobs is not None
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._is_accepted = False
+        self._unenforced: tuple[str, ...] = ()
+        """What the engine says that it cannot enforce."""
         form = asked.form
         shown = {id for text in form.markers if (id := service.tokenizer.control_id(text)) is not None}
         self._choices = [
@@ -112,8 +122,9 @@ class Answer:
         try:
             async for event in stream:
                 match event:
-                    case Accepted():
+                    case Accepted(warnings=warnings):
                         self._is_accepted = True
+                        self._take_warnings(warnings)
                         yield TextDelta(choice=0, text="")
                         for told in self._prompt.start():
                             yield told
@@ -139,6 +150,10 @@ class Answer:
         finally:
             if (close := getattr(stream, "aclose", None)) is not None:
                 await close()
+
+    def _take_warnings(self, warnings: tuple[str, ...]) -> None:
+        if (grammar := self._request.grammar) is not None:
+            self._unenforced = tuple(f"{grammar.param} is not enforced in full: {each}" for each in warnings)
 
     def _take(self, event: TokenEvent) -> list[ChoiceEvent]:
         choice = self._choices[event.choice]
@@ -180,7 +195,7 @@ class Answer:
             events = self._pieces(index, choice.stream.finish(), ())
         if choice.stream.stopped_by is not None:
             reason, stop = "stop", choice.stream.stopped_by
-        warnings = self._asked.warnings
+        warnings = self._asked.warnings + self._unenforced
         if choice.parser is not None:
             events += self._events(index, choice.parser.finish())
             warnings += choice.parser.warnings
@@ -188,7 +203,17 @@ class Answer:
                 reason = "tool_calls"
         if choice.unsent:
             events.append(self._delta(index, "", ()))
+        if reason in ("stop", "tool_calls"):
+            warnings += self._faults(choice)
         return [*events, TextFinish(choice=index, reason=reason, stop=stop, warnings=warnings)]
+
+    def _faults(self, choice: _Choice) -> tuple[str, ...]:
+        """What a finished answer does not fulfil of what was asked."""
+        enforced = self._asked.enforced
+        faults = enforced.faults("".join(choice.said), [(name, "".join(text)) for name, text in choice.calls])
+        if faults and enforced.is_strict and not self._unenforced:
+            log.error("an answer under a grammar does not fulfil its schema: request %s", self._request.id)
+        return tuple(faults)
 
     def _fail(self) -> list[TextEvent]:
         """End the choices that are still open when an error is about to be raised."""
@@ -220,12 +245,13 @@ class Answer:
                 case Begin(name):
                     assert self._asked.form.dialect is not None
                     call_id = self._asked.form.dialect.call_id()
-                    events.append(ToolCallBegin(choice=index, index=choice.num_calls, id=call_id, name=name))
-                    choice.num_calls += 1
+                    events.append(ToolCallBegin(choice=index, index=len(choice.calls), id=call_id, name=name))
+                    choice.calls.append((name, []))
                 case Arguments(text):
-                    events.append(ToolCallDelta(choice=index, index=choice.num_calls - 1, arguments=text))
+                    events.append(ToolCallDelta(choice=index, index=len(choice.calls) - 1, arguments=text))
+                    choice.calls[-1][1].append(text)
                 case End():
-                    events.append(ToolCallEnd(choice=index, index=choice.num_calls - 1))
+                    events.append(ToolCallEnd(choice=index, index=len(choice.calls) - 1))
         return events
 
     def _delta(
@@ -235,7 +261,10 @@ class Answer:
         tokens: tuple[TokenText, ...],
         kind: Literal["content", "reasoning"] = "content",
     ) -> TextDelta:
-        token_ids, self._choices[index].unsent = tuple(self._choices[index].unsent), []
+        choice = self._choices[index]
+        token_ids, choice.unsent = tuple(choice.unsent), []
+        if kind == "content":
+            choice.said.append(text)
         return TextDelta(choice=index, text=text, kind=kind, token_ids=token_ids, tokens=tokens)
 
     def _token_text(self, event: TokenEvent) -> TokenText:

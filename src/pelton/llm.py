@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import msgspec
 
-from pelton import config
+from pelton import config, structured
 from pelton.errors import InternalError, InvalidRequest, Unavailable
 from pelton.folding import Choice
 from pelton.pool import Pool
@@ -137,17 +137,21 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         json_schema: Mapping[str, Any] | None = None,
+        regex: str | None = None,
+        choice: Sequence[str] | None = None,
+        grammar: str | None = None,
         use_tqdm: bool = True,
     ) -> list[Result]:
         """Continue a prompt or a batch of prompts, each text or token ids; one `Result` for each, in their order.
 
-        Text is plain text: control tokens in it stay text. `SamplingParams.stop` may be one string. `json_schema`: what
-        each answer must be. `use_tqdm`: show the batch's progress where standard error is a terminal. An error of any
+        Text is plain text: control tokens in it stay text. `SamplingParams.stop` may be one string. `json_schema`,
+        `regex`, `choice` or `grammar` (Lark or GBNF): what each answer must be. `use_tqdm`: show the batch's progress
+        where standard error is a terminal. An error of any
         prompt (`InvalidRequest`) is raised and ends the batch.
         """
         is_one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
         batch = cast("Sequence[Prompt]", [prompts] if is_one else prompts)
-        fields = [{**_prompt(each), "grammar": _grammar(json_schema)} for each in batch]
+        fields = [{**_prompt(each), "grammar": _grammar(json_schema, regex, choice, grammar)} for each in batch]
         return self._answer(fields, sampling_params, use_tqdm)
 
     def chat(
@@ -156,6 +160,9 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         json_schema: Mapping[str, Any] | None = None,
+        regex: str | None = None,
+        choice: Sequence[str] | None = None,
+        grammar: str | None = None,
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -168,7 +175,8 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Result]:
         """Answer a conversation or a batch of them; one `Result` for each. Messages are as in OpenAI's API.
-        `json_schema`: what each answer must be. `tools`: `Tool`s, or tools as in OpenAI's API; the calls of an answer
+        `json_schema`, `regex`, `choice` or `grammar` (Lark or GBNF): what each answer must be. `tools`:
+        `Tool`s, or tools as in OpenAI's API; the calls of an answer
         are `Result.tool_calls`. `thinking`, `reasoning_effort`, `reasoning_budget`: as in `Request`."""
         is_one = bool(messages) and isinstance(messages[0], Message | Mapping)
         batch = cast("Sequence[Conversation]", [messages] if is_one else messages)
@@ -182,7 +190,7 @@ class LLM:
             "reasoning_effort": reasoning_effort,
             "reasoning_budget": reasoning_budget,
             "template_kwargs": dict(chat_template_kwargs or {}),
-            "grammar": _grammar(json_schema),
+            "grammar": _grammar(json_schema, regex, choice, grammar),
         }
         fields = [{"messages": tuple(map(_message, each)), **common} for each in batch]
         return self._answer(fields, sampling_params, use_tqdm)
@@ -315,14 +323,17 @@ def _prompt(prompt: Prompt) -> dict[str, Any]:
         raise InvalidRequest("a prompt must be a text or a sequence of token ids", param="prompt") from None
 
 
-def _grammar(json_schema: Mapping[str, Any] | None) -> Grammar | None:
-    if json_schema is None:
-        return None
-    try:
-        text = msgspec.json.encode(json_schema).decode()
-    except (TypeError, RecursionError, ValueError) as error:
-        raise InvalidRequest(f"json_schema is not JSON: {error}", param="json_schema") from None
-    return Grammar(kind="json_schema", text=text, param="json_schema")
+def _grammar(
+    json_schema: Mapping[str, Any] | None, regex: str | None, choice: Sequence[str] | None, grammar: str | None
+) -> Grammar | None:
+    return structured.one_of(
+        [
+            None if json_schema is None else structured.json_schema(json_schema, "json_schema"),
+            None if regex is None else structured.regex(regex, "regex"),
+            None if choice is None else structured.choice(choice, "choice"),
+            None if grammar is None else structured.grammar(grammar, "grammar"),
+        ]
+    )
 
 
 def _tool(tool: Tool | Mapping[str, Any]) -> Tool:

@@ -100,13 +100,35 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_id: str | None = None
 
 
-class Grammar(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer must look like. `text` is a JSON schema, a regular expression (all of the answer matches it) or a
-    grammar in Lark's notation; `param` is the request's field that it came from, for errors."""
+JSON_WHITE_SPACE = r" |\n {0,40}"
+"""What may stand once between two tokens of JSON under a grammar: enough for every usual layout, and no room to run
+away. A regular expression."""
 
-    kind: Literal["json_schema", "regex", "lark"]
+
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer must look like.
+
+    `text` is a JSON schema, a regular expression (all of the answer matches it), a list of choices in JSON, a grammar
+    in Lark's notation or in llama.cpp's (GBNF), or structural tags in JSON. `param` is the request's field that it
+    came from, for errors.
+    """
+
+    kind: Literal["json_schema", "regex", "choice", "lark", "gbnf", "structural_tag"]
     text: str
     param: str
+    is_strict: bool = True
+    """False: keywords of a schema that cannot be enforced are left out, and the answer's warnings name them."""
+
+
+class Thinking(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model thinks, as far as its engine must know: between two tags, before the answer."""
+
+    open: str
+    close: str
+    is_open: bool
+    """Has the prompt opened it?"""
+    budget: int | None = None
+    """Tokens after which it is closed; None: any number."""
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,6 +208,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     dry_breaker_ids: tuple[int, ...] = ()
     """The tokens of `sampling.dry_sequence_breakers`."""
     grammar: Grammar | None = None
+    """Of a kind that the engine knows: neither `choice` nor `structural_tag`."""
+    thinking: Thinking | None = None
+    """Set where the answer has a grammar, which does not hold for thoughts, or these have a budget."""
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
     pin_ttl: float = 0.0
@@ -199,6 +224,11 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """Seconds from its arrival to its end; None: as configured."""
     queue_timeout: float | None = None
     """Seconds from its arrival to its first step; None: as configured."""
+
+    @property
+    def is_constrained(self) -> bool:
+        """Is what may be drawn decided step by step?"""
+        return self.grammar is not None or self.thinking is not None
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
@@ -219,9 +249,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
-    """The engine has taken the request: errors of validation can no longer come."""
+    """The engine has taken the request: errors of validation can no longer come. `warnings`: what of its grammar is not
+    enforced."""
 
     request_id: str
+    warnings: tuple[str, ...] = ()
 
 
 class PromptEvent(msgspec.Struct, frozen=True, array_like=True, tag="prompt"):

@@ -25,9 +25,10 @@ from pelton.errors import ContextLengthExceeded, InvalidRequest
 from pelton.request import EngineRequest, ErrorEvent, Event, Grammar, Message, Request, SamplingParams, TextEvent
 from pelton.text.chat import ChatTemplate
 from pelton.text.disguise import strings
+from pelton.text.enforcement import enforcement_of
 from pelton.text.output import Format
 from pelton.text.prompt_logprobs import AskedPrompt
-from pelton.text.reasoning import is_open, tags_of, thinking_switches
+from pelton.text.reasoning import is_open, switches_of, tags_of
 from pelton.text.tools.detect import DIALECTS, dialect_of, shows_tools
 from pelton.text.tools.dialect import Dialect
 from pelton.text.tools.prompt import template_form, told_in_text
@@ -167,12 +168,9 @@ class Service:
         prompt_ids = prompt.ids
         source = "messages" if request.messages is not None else "prompt"
         sampling = self._complete(request.sampling, len(prompt_ids), source)
-        if request.grammar is not None:
-            if sampling.use_beam_search:
-                raise InvalidRequest(
-                    f"{request.grammar.param} cannot be used with use_beam_search", param=request.grammar.param
-                )
-            await self._prepare_grammar(request.grammar)
+        enforced = enforcement_of(request, prompt.form, self.tokenizer.control_id)
+        if enforced.grammar is not None or enforced.thinking is not None:
+            await self._prepare(enforced.grammar, sampling)
         engine_request = EngineRequest(
             id=request.id,
             prompt_ids=prompt_ids,
@@ -185,11 +183,13 @@ class Service:
             timeout=request.timeout,
             queue_timeout=request.queue_timeout,
             cache_salt=request.cache_salt,
-            grammar=request.grammar,
+            grammar=enforced.grammar,
+            thinking=enforced.thinking,
         )
         asked = Asked(
             sampling,
             prompt.form,
+            enforced,
             is_one_call=not request.parallel_tool_calls,
             warnings=prompt.warnings,
         )
@@ -228,11 +228,13 @@ class Service:
         """Pin the prompt of that request no longer."""
         self.engine.unpin(request_id)
 
-    async def _prepare_grammar(self, grammar: Grammar) -> None:
-        if len(grammar.text) > MAX_GRAMMAR:
-            raise InvalidRequest(
-                f"{grammar.param} has {len(grammar.text)} characters, over {MAX_GRAMMAR}", param=grammar.param
-            )
+    async def _prepare(self, grammar: Grammar | None, sampling: SamplingParams) -> None:
+        """Before a request whose tokens are constrained."""
+        param = "reasoning_budget" if grammar is None else grammar.param
+        if sampling.use_beam_search:
+            raise InvalidRequest(f"{param} cannot be used with use_beam_search", param=param)
+        if grammar is not None and len(grammar.text) > MAX_GRAMMAR:
+            raise InvalidRequest(f"{param} has {len(grammar.text)} characters, over {MAX_GRAMMAR}", param=param)
         if not self.engine.has_vocabulary:
             self.engine.teach(await asyncio.to_thread(self._vocabulary))
 
@@ -266,29 +268,26 @@ class Service:
         if self._template is None:
             self._template = ChatTemplate.from_metadata(self._metadata, self.tokenizer)
         source = self._template.source(has_tools=bool(tools))
-        switches, warnings = thinking_switches(source, request.thinking, request.reasoning_effort)
+        tags = tags_of(source, self.tokenizer.control_texts)
+        switches = switches_of(source, tags, request)
         knows_tools = shows_tools(source)
         prompt = self._template.render(
             request.messages if knows_tools else told_in_text(request.messages, tools),
             tools=forms if knows_tools else None,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
-            template_kwargs={**switches, **request.template_kwargs},
+            template_kwargs={**switches.variables, **request.template_kwargs},
         )
         self._check_length(sum(len(each) for each in prompt.segments if isinstance(each, str)), "messages")
-        form = self._form(request, source, prompt.text)
-        return _Prompt(self.tokenizer.encode_segments(prompt.segments), form, tuple(warnings))
-
-    def _form(self, request: Request, template: str, prompt: str) -> Format:
-        """How the answer is to be read."""
-        tags = tags_of(template, self.tokenizer.control_texts)
         choice = request.tool_choice
-        return Format(
+        form = Format(
             tags=tags,
-            is_open=tags is not None and is_open(prompt, tags),
-            dialect=self._dialect(template) if request.tools and choice.mode != "none" else None,
-            names=choice.names or [tool.name for tool in request.tools],
+            is_open=tags is not None and is_open(prompt.text, tags),
+            budget=switches.budget,
+            dialect=self._dialect(source) if tools else None,
+            names=choice.names or [tool.name for tool in tools],
         )
+        return _Prompt(self.tokenizer.encode_segments(prompt.segments), form, switches.warnings)
 
     def _dialect(self, template: str) -> Dialect:
         return dialect_of(template) if self._tool_dialect == "auto" else DIALECTS[self._tool_dialect]

@@ -212,7 +212,7 @@ def test_what_nobody_waits_for_is_not_compiled():
     begun, go_on = threading.Event(), threading.Event()
     compiled: list[str] = []
 
-    def compile(grammar: Grammar) -> None:
+    def compile(grammar: Grammar, thinking: object) -> None:
         begun.set()
         go_on.wait(30)
         compiled.append(grammar.text)

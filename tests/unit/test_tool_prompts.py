@@ -8,8 +8,8 @@ import pytest
 
 from pelton import config
 from pelton.errors import ConfigError, InvalidRequest
-from pelton.request import Message, Tool
-from pelton.text.reasoning import KNOWN, is_open, tags_of, thinking_switches
+from pelton.request import Message, Request, Tool
+from pelton.text.reasoning import KNOWN, is_open, switches_of, tags_of
 from pelton.text.tools.detect import DIALECTS, dialect_of, shows_tools
 from pelton.text.tools.prompt import INSTRUCTIONS, told_in_text
 from tests.unit import chat_templates as templates
@@ -119,11 +119,30 @@ def test_whether_the_prompt_has_opened_them():
     assert not is_open("<|im_start|>assistant\n<think>\n\n</think>\n\n", KNOWN[0])
 
 
+def switches(template: str, **fields: object) -> tuple[dict[str, object], int | None, int]:
+    """(variables, budget, number of warnings)."""
+    request = Request(id="r", model="m", **fields)  # type: ignore[arg-type]
+    found = switches_of(template, tags_of(template), request)
+    return found.variables, found.budget, len(found.warnings)
+
+
 def test_switches_of_thinking():
     qwen, granite = "{% if enable_thinking %}</think>", "{% if thinking %}{{ reasoning_effort }}</think>"
-    assert thinking_switches(qwen, False, None) == ({"enable_thinking": False}, [])
-    assert thinking_switches(qwen, None, "low") == ({"enable_thinking": True}, [])
-    assert thinking_switches(granite, None, "low") == ({"reasoning_effort": "low"}, [])
-    assert thinking_switches(granite, None, "none") == ({"thinking": False}, [])
-    assert thinking_switches(qwen, None, None) == ({}, [])
-    assert len(thinking_switches("</think>", True, None)[1]) == 1
+    assert switches(qwen, thinking=False) == ({"enable_thinking": False}, None, 0)
+    assert switches(qwen, reasoning_effort="low") == ({"enable_thinking": True}, None, 0)
+    assert switches(granite, reasoning_effort="low") == ({"reasoning_effort": "low"}, None, 0)
+    assert switches(granite, reasoning_effort="none") == ({"thinking": False}, None, 0)
+    assert switches(qwen, reasoning_budget=7) == ({}, 7, 0)
+    assert switches(qwen) == ({}, None, 0)
+
+
+def test_thoughts_that_have_no_switch_are_ended_at_once():
+    assert switches("</think>", thinking=False) == ({}, 0, 0)
+    assert switches("</think>", thinking=True, reasoning_budget=5) == ({}, 5, 0)
+
+
+def test_a_model_that_does_not_think_says_so():
+    assert switches("", thinking=True) == ({}, None, 1)
+    assert switches("", reasoning_effort="high") == ({}, None, 1)
+    assert switches("", reasoning_budget=3) == ({}, None, 1)
+    assert switches("", thinking=False) == switches("", reasoning_effort="none") == ({}, None, 0)

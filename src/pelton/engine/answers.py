@@ -47,7 +47,7 @@ class Answers:
         """Tell a client, once, that its request is taken."""
         if not group.is_accepted:
             group.is_accepted = True
-            self.events.append(Accepted(group.request.id))
+            self.events.append(Accepted(group.request.id, group.warnings))
 
     def refuse(self, request_id: str, error: PeltonError) -> None:
         """Tell a client that its request is not taken."""

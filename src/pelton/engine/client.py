@@ -244,7 +244,7 @@ class EngineClient:
     def _send(self, request: EngineRequest) -> None:
         if self._link is None:
             return
-        if request.grammar is not None and self._taught is not self._link and self._vocabulary is not None:
+        if request.is_constrained and self._taught is not self._link and self._vocabulary is not None:
             self._link.send(self._vocabulary)
             self._taught = self._link
         self._link.send(request)

@@ -1,9 +1,10 @@
-"""Grammars: which tokens may come next, as bit rows that the backend applies. The only home of `llguidance`.
+"""Grammars: which tokens may come next, as bit rows that the backend applies. A home of `llguidance`.
 
 A grammar is compiled once, in a thread; each choice then has a matcher of its own, which advances with the tokens that
 are drawn. Masks are made in another thread while the step's forward pass runs.
 
-Strictness: a schema keyword that cannot be enforced refuses the request. Nothing is approximated.
+Strictness: a schema keyword that cannot be enforced refuses the request, unless the request says that it need not be.
+Then it is told. Nothing is approximated in silence.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from pelton.engine.grammar_forms import definition_of
 from pelton.engine.grammar_trial import GrammarTrial
 from pelton.engine.protocol import Vocabulary
+from pelton.engine.thinking import ThinkingConstraint, TokenTable
 from pelton.errors import InternalError, InvalidRequest, PeltonError
-from pelton.request import Grammar
+from pelton.request import Grammar, Thinking
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -33,25 +36,60 @@ log = logging.getLogger(__name__)
 Masks = npt.NDArray[np.uint32]
 """[rows, ceil(vocab / 32)], bit i of word w: token 32 w + i is allowed."""
 
-WHITE_SPACE = r" |\n {0,40}"
-"""What may stand once between two tokens of JSON: enough for every usual layout, and no room to run away."""
 MAX_COMPILING = 64
 """Requests whose grammars may wait to be compiled; one more is refused."""
 MAX_CACHED = 64
 """Compiled grammars that are kept for requests to come."""
+MAX_WARNINGS = 16
+"""About one grammar."""
 
-_JSON_OPTIONS = {"whitespace_pattern": WHITE_SPACE, "lenient": False, "coerce_one_of": False}
 
+class Constraint(Protocol):
+    """Where one choice stands, and what may come next."""
 
-class Constraint:
-    """Where one choice stands in its grammar."""
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of its grammar is not enforced."""
+        ...
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    @property
+    def is_finished(self) -> bool:
+        """Is the text complete, with nothing that may follow?"""
+        ...
+
+    @property
+    def error(self) -> PeltonError | None:
+        """Why it cannot go on, if so."""
+        ...
 
     def fork(self) -> Constraint:
         """A second one that stands where this one does."""
-        return Constraint(self._matcher.deep_copy())
+        ...
+
+    def accept(self, token: int) -> None:
+        """Go on by a token that was drawn under the mask."""
+        ...
+
+    def check(self, drafts: Rows[int]) -> int:
+        """How many of the drafted tokens, from the first on, are allowed here."""
+        ...
+
+    def fill(self, masks: Masks, drafts: Rows[int]) -> None:
+        """Write `1 + len(drafts)` rows: what may come next, and what after each of the drafts, which are allowed."""
+        ...
+
+
+class GrammarConstraint:
+    """Where one choice stands in its grammar."""
+
+    def __init__(self, matcher: LLMatcher, warnings: tuple[str, ...] = ()) -> None:
+        self._matcher = matcher
+        self.warnings = warnings
+        """What of the grammar is not enforced."""
+
+    def fork(self) -> GrammarConstraint:
+        """A second one that stands where this one does."""
+        return GrammarConstraint(self._matcher.deep_copy(), self.warnings)
 
     @property
     def is_finished(self) -> bool:
@@ -92,7 +130,8 @@ class Grammars:
         self._on_ready = on_ready
         self._vocabulary: Vocabulary | None = None
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[Grammar, Constraint] = OrderedDict()
+        self._table: TokenTable | None = None
+        self._compiled: OrderedDict[Grammar, GrammarConstraint] = OrderedDict()
         self._compiling: dict[str, Future[Constraint]] = {}
         """By request id, in the order of arrival."""
         self._trial = GrammarTrial()
@@ -102,12 +141,12 @@ class Grammars:
     def learn(self, vocabulary: Vocabulary) -> None:
         """Take the bytes of all tokens, which must come before the first grammar does."""
         self._vocabulary = vocabulary
-        self._tokenizer = None
+        self._tokenizer = self._table = None
         self._compiled.clear()
 
-    def compile(self, request_id: str, grammar: Grammar) -> None:
-        """Start to compile; `take` gives the result."""
-        compiling = self._compiling[request_id] = self._compiler.submit(self._compile, grammar)
+    def compile(self, request_id: str, grammar: Grammar | None, thinking: Thinking | None = None) -> None:
+        """Start to compile what holds a request; `take` gives the result."""
+        compiling = self._compiling[request_id] = self._compiler.submit(self._compile, grammar, thinking)
         compiling.add_done_callback(lambda _: self._on_ready())
 
     @property
@@ -148,12 +187,24 @@ class Grammars:
         self._masker.shutdown(wait=False)
         self._trial.close()
 
-    def _compile(self, grammar: Grammar) -> Constraint:
+    def _compile(self, grammar: Grammar | None, thinking: Thinking | None) -> Constraint:
         """In the compiler's thread."""
+        answer = None if grammar is None else self._compile_grammar(grammar)
+        if thinking is None:
+            assert answer is not None
+            return answer
+        if self._table is None:
+            vocabulary = _known(self._vocabulary)
+            self._table = TokenTable(vocabulary.tokens[: self._vocab_size], vocabulary.end_ids)
+        return ThinkingConstraint(thinking, self._table, answer)
+
+    def _compile_grammar(self, grammar: Grammar) -> GrammarConstraint:
         if (known := self._compiled.get(grammar)) is None:
             if self._tokenizer is None:
-                self._tokenizer = _tokenizer(self._vocabulary, self._vocab_size)
-            known = self._compiled[grammar] = Constraint(self._matcher(self._tokenizer, grammar))
+                self._tokenizer = _tokenizer(_known(self._vocabulary), self._vocab_size)
+            matcher = self._matcher(self._tokenizer, grammar)
+            warnings = tuple(map(_first_line, matcher.get_grammar_warnings()[:MAX_WARNINGS]))
+            known = self._compiled[grammar] = GrammarConstraint(matcher, warnings)
             if len(self._compiled) > MAX_CACHED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
@@ -163,7 +214,7 @@ class Grammars:
         from llguidance import LLMatcher
 
         try:
-            definition = _definition(grammar)
+            definition = definition_of(grammar)
             if not self._trial.ends(definition):
                 raise _refusal(grammar, "it is too complex")
             matcher = LLMatcher(tokenizer, definition, log_level=0)
@@ -198,19 +249,6 @@ def _result(compiled: Future[Constraint]) -> Constraint | PeltonError:
         return InternalError(f"the grammar could not be compiled: {error}")
 
 
-def _definition(grammar: Grammar) -> str:
-    """In the library's own form."""
-    from llguidance import LLMatcher
-
-    match grammar.kind:
-        case "json_schema":
-            return LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
-        case "regex":
-            return LLMatcher.grammar_from_regex(grammar.text)
-        case "lark":
-            return LLMatcher.grammar_from_lark(grammar.text)
-
-
 class _Bytes:
     """A vocabulary in the form that the library asks for."""
 
@@ -229,11 +267,15 @@ class _Bytes:
         return [] if self.tokenizer is None else self.tokenizer.greedy_tokenize(text)
 
 
-def _tokenizer(vocabulary: Vocabulary | None, vocab_size: int) -> LLTokenizer:
-    from llguidance import LLTokenizer
-
+def _known(vocabulary: Vocabulary | None) -> Vocabulary:
     if vocabulary is None:
         raise InternalError("a grammar came before the vocabulary")
+    return vocabulary
+
+
+def _tokenizer(vocabulary: Vocabulary, vocab_size: int) -> LLTokenizer:
+    from llguidance import LLTokenizer
+
     if not vocabulary.end_ids:
         raise InvalidRequest("this model has no token that ends a text, so its output cannot be constrained")
     wrapper: Any = _Bytes(vocabulary, vocab_size)

@@ -229,11 +229,11 @@ class Engine:
         group = self._answers.groups[request.id] = SequenceGroup(request, self._num_arrived)
         group.arrived_at = self._clock()
         self._deadlines.add(group, group.arrived_at)
-        if request.grammar is None:
+        if not request.is_constrained:
             self._admit(group)
             return
         group.sequences[0].state = "compiling"
-        self._grammars.compile(request.id, request.grammar)
+        self._grammars.compile(request.id, request.grammar, request.thinking)
 
     def _admit(self, group: SequenceGroup) -> None:
         self.scheduler.add(next(sequence for sequence in group.sequences if sequence.state == "waiting"))
@@ -250,6 +250,7 @@ class Engine:
             if isinstance(compiled, PeltonError):
                 self._answers.fail(group, compiled)
                 continue
+            group.warnings = compiled.warnings
             for sequence in group.sequences:
                 sequence.constraint = compiled.fork()
                 if sequence.state == "compiling":
@@ -270,7 +271,7 @@ class Engine:
                 f"{len(waiting)} requests with {waiting.num_tokens} prompt tokens are waiting; try again later",
                 retry_after=self.scheduler.seconds_to_serve(),
             )
-        if request.grammar is not None and self._grammars.num_compiling >= MAX_COMPILING:
+        if request.is_constrained and self._grammars.num_compiling >= MAX_COMPILING:
             raise Overloaded(f"{MAX_COMPILING} requests wait for their grammars; try again later")
 
     def abort(self, request_id: str, choice: int | None = None) -> None:

@@ -113,6 +113,7 @@ class SequenceGroup:
     __slots__ = (
         "arrival", "arrived_at", "beams", "dry_breakers", "end_ids", "is_accepted", "num_cached", "num_completion",
         "num_logprobs", "num_scored", "request", "sequences", "started_at", "tenant",
+        "warnings",
     )  # fmt: skip
 
     def __init__(self, request: EngineRequest, arrival: int) -> None:
@@ -122,6 +123,8 @@ class SequenceGroup:
         """When it came, and when its first step began, on the engine's clock."""
         self.is_accepted = False
         """Has its client been told that it is?"""
+        self.warnings: tuple[str, ...] = ()
+        """What of its grammar is not enforced."""
         self.tenant = request.tenant
         self.num_cached: int | None = None
         """Prompt tokens that came from the prefix cache; None until the first step."""

@@ -14,11 +14,12 @@ from starlette.types import ASGIApp
 
 from pelton.errors import InvalidRequest
 from pelton.pool import ModelCard
-from pelton.request import Grammar, Message, Request, SamplingParams, Tool, ToolChoice
+from pelton.request import Message, Request, SamplingParams, Tool, ToolChoice
 from pelton.server import openai_types as wire
 from pelton.server.answer import answer
 from pelton.server.models import Models
 from pelton.server.openai_reply import ChatReply, CompletionReply, error_body
+from pelton.server.openai_structured import grammar_of
 from pelton.server.operation import Dialect, Operation
 from pelton.server.wire import JSON, read
 
@@ -46,7 +47,7 @@ def dialect(models: Models) -> Dialect:
             timeout=body.timeout,
             queue_timeout=body.queue_timeout,
             cache_salt=body.cache_salt or "",
-            grammar=_grammar(body.response_format),
+            grammar=grammar_of(body),
             user=body.user,
         )
         reply = ChatReply(request.id, body, extras, wants_logprobs=bool(body.logprobs))
@@ -67,7 +68,7 @@ def dialect(models: Models) -> Dialect:
             timeout=body.timeout,
             queue_timeout=body.queue_timeout,
             cache_salt=body.cache_salt or "",
-            grammar=_grammar(body.response_format),
+            grammar=grammar_of(body),
             user=body.user,
         )
         reply = CompletionReply(base.id, body, extras, wants_logprobs=body.logprobs is not None)
@@ -155,20 +156,6 @@ def _continues(body: wire.ChatRequest) -> bool:
     if body.continue_final_message is not None or body.add_generation_prompt is not None or last is None:
         return bool(body.continue_final_message)
     return last.role == "assistant" and bool(last.content) and not last.tool_calls
-
-
-def _grammar(given: wire.ResponseFormat | None) -> Grammar | None:
-    """What `response_format` asks for. Its schema may stand where OpenAI or where older servers have it."""
-    if given is None or given.type == "text":
-        return None
-    name, schema = "response_format.schema", given.schema
-    if given.json_schema is not None:
-        name, schema = "response_format.json_schema.schema", given.json_schema.schema
-    if given.type == "json_object" and schema is None:
-        schema = {"type": "object"}
-    if schema is None:
-        raise InvalidRequest(f"{name} is missing", param="response_format")
-    return Grammar(kind="json_schema", text=msgspec.json.encode(schema).decode(), param=name)
 
 
 def _chat_sampling(body: wire.ChatRequest) -> SamplingParams:

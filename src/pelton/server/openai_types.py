@@ -25,7 +25,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class JSONSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """`response_format.json_schema`. `strict` is always on: a schema that cannot be enforced is refused."""
+    """`response_format.json_schema`. Unless `strict` is false, a schema that cannot be enforced is refused."""
 
     name: str | None = None
     description: str | None = None
@@ -34,11 +34,27 @@ class JSONSchema(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """`response_format`. `schema` beside the type is how llama.cpp and others spell it."""
+    """`response_format`. `schema` beside the type is how llama.cpp and others spell it; structural tags are as vLLM has
+    them."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag", "grammar", "regex"]
     json_schema: JSONSchema | None = None
     schema: dict[str, Any] | bool | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+    grammar: str | None = None
+    pattern: str | None = None
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """`structured_outputs`, vLLM's: one of these."""
+
+    json: dict[str, Any] | bool | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +79,14 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[str, float] | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
+    # llama.cpp's
+    grammar: str | None = None
     # vLLM's
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     top_k: int | None = None
     min_p: float | None = None
     allowed_token_ids: list[int] | None = None
@@ -193,11 +216,6 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "prediction": _NOTHING,
     "web_search_options": _NOTHING,
     "suffix": _NOTHING,
-    "guided_json": _NOTHING,
-    "guided_regex": _NOTHING,
-    "guided_choice": _NOTHING,
-    "guided_grammar": _NOTHING,
-    "structured_outputs": _NOTHING,
     "prompt_embeds": _NOTHING,
     "truncate_prompt_tokens": _NOTHING,
     "chat_template": _NOTHING,

@@ -17,6 +17,8 @@ class Format(NamedTuple):
     """What thoughts stand between; None: the model has none."""
     is_open: bool = False
     """Has the prompt opened the thoughts?"""
+    budget: int | None = None
+    """Tokens that the thoughts may have."""
     dialect: Dialect | None = None
     """How tools are called; None: they are not."""
     names: Collection[str] = ()

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from pelton.request import Request
 from pelton.text.tools.reader import WHITE_SPACE, Reader, Scan, Sink
 
 
@@ -27,6 +28,7 @@ KNOWN = (
 """Those that models use."""
 
 
+DOES_NOT_THINK = "this model does not think: what is asked about that changes nothing"
 SWITCHES = ("enable_thinking", "thinking")
 """Variables by which templates are told whether the model shall think."""
 
@@ -46,22 +48,38 @@ def is_open(prompt: str, tags: Tags) -> bool:
     return prompt.rstrip(WHITE_SPACE).endswith(tags.open)
 
 
-def thinking_switches(template: str, thinking: bool | None, effort: str | None) -> tuple[dict[str, Any], list[str]]:
-    """The variables with which a template is told whether and how hard to think; and what it cannot be told."""
-    variables: dict[str, Any] = {}
-    warnings: list[str] = []
-    if thinking is None and effort is not None and effort != "none" and "reasoning_effort" not in template:
-        thinking = True
+class Switches(NamedTuple):
+    """How a model is told whether and how hard to think."""
+
+    variables: dict[str, Any]
+    """For its template."""
+    budget: int | None
+    """Tokens that its thoughts may have."""
+    warnings: tuple[str, ...] = ()
+    """What it cannot be told."""
+
+
+def switches_of(template: str, tags: Tags | None, request: Request) -> Switches:
+    """What a request says of thinking, in the words of a template. Where that has no switch, thoughts that are not
+    wanted are ended at once."""
+    thinking, effort, budget = request.thinking, request.reasoning_effort, request.reasoning_budget
     if effort == "none":
         thinking = False
-    elif effort is not None and "reasoning_effort" in template:
-        variables["reasoning_effort"] = effort
-    if thinking is not None:
-        named = [name for name in SWITCHES if re.search(rf"\b{name}\b", template)]
-        variables |= dict.fromkeys(named, thinking)
-        if not named and tags_of(template) is not None:
-            warnings.append(f"this model's chat template has no switch for thinking: it is as without {thinking}")
-    return variables, warnings
+    if tags is None:
+        asked = thinking or (effort is not None and effort != "none") or budget is not None
+        return Switches(
+            {}, None, ("this model does not think: what is asked about that changes nothing",) * bool(asked)
+        )
+    variables: dict[str, Any] = {}
+    if effort is not None and effort != "none":
+        if "reasoning_effort" in template:
+            variables["reasoning_effort"] = effort
+        elif thinking is None:
+            thinking = True
+    if thinking is None:
+        return Switches(variables, budget)
+    named = [name for name in SWITCHES if re.search(rf"\b{name}\b", template)]
+    return Switches(variables | dict.fromkeys(named, thinking), 0 if not named and not thinking else budget)
 
 
 def thoughts(reader: Reader, sink: Sink, tags: Tags, *, is_open: bool) -> Scan[bool]:
