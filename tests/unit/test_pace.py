@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Callable
 
 import pytest
@@ -187,20 +188,73 @@ def test_no_gap_is_over_the_target_ever(prices, target):
     assert max(run.gaps) <= limit * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("true", [cost(SMALL), cost(LARGE), cost(WIDE), bound_by_memory])
-def test_gaps_while_the_costs_are_learned(true):
-    run = Simulation(Pace(), true)
+def worst_of_a_hundred(true: Cost, pace: Pace | None = None) -> float:
+    """The gap that one in a hundred is over, as a share of the target, of 16 streams while a long prompt comes in."""
+    run = Simulation(pace or Pace(), true)
     for _ in range(16):
-        run.arrive(30, 600)
+        run.arrive(30, 4000)
     while len(run.last) < 16:
+        run.step()
+    for _ in range(100):
         run.step()
     huge = run.arrive(4000, 2)
     before = len(run.gaps)
+    limit = max(TARGET, PLAIN_STEPS * statistics.median(run.gaps))
     while huge.num_output == 0:
         run.step()
     gaps = sorted(run.gaps[before:])
-    limit = max(TARGET, PLAIN_STEPS * max(run.plain))
-    assert gaps[len(gaps) * 99 // 100] <= 1.25 * limit
+    return gaps[len(gaps) * 99 // 100] / limit
+
+
+LEARNED = [cost(SMALL), cost(LARGE), cost(WIDE), bound_by_memory]
+
+
+@pytest.mark.parametrize("true", LEARNED)
+def test_gaps_while_the_costs_are_learned(true):
+    assert worst_of_a_hundred(true) <= 1.1
+
+
+def noisy(true: Cost, share: float, rows: int = 1) -> Cost:
+    """Times that vary, of kernels that take rows by so many."""
+    rng = random.Random(4)
+
+    def up(count: int) -> int:
+        return -(-count // rows) * rows
+
+    def seconds(shape: Shape) -> float:
+        padded = shape._replace(num_tokens=up(shape.num_tokens), num_rows=up(shape.num_rows))
+        return true(padded) * math.exp(rng.gauss(0, share))
+
+    return seconds
+
+
+@pytest.mark.parametrize("true", LEARNED)
+@pytest.mark.parametrize(("share", "rows"), [(0.05, 1), (0.15, 1), (0.03, 8)])
+def test_gaps_on_a_machine_that_is_not_quiet(true, share, rows):
+    assert worst_of_a_hundred(noisy(true, share, rows)) <= 1.25
+
+
+def test_what_one_step_in_fifty_takes_is_planned_for_and_forgotten():
+    pace, shape, true = Pace(0.2, SMALL, spread=0.0), Shape(40, 8, 1000, 9000), cost(SMALL)
+
+    def room() -> float:
+        return pace.spare(Shape(8, 8, 1000, 1000), 0) + pace.predict(Shape(8, 8, 1000, 1000))
+
+    for number in range(1000):
+        pace.observe(shape, true(shape) * (1.6 if number % 50 == 0 else 1))
+    assert 0.2 / 1.6 < room() < 0.2 * 1.25 / 1.45
+    for _ in range(200):
+        pace.observe(shape, true(shape))
+    assert room() == pytest.approx(0.2, rel=0.02)
+
+
+def test_where_all_have_drafts_a_plain_step_is_priced_like_all():
+    """Nothing but steps with drafts, of a model ten times as dear as was thought: plain ones are, too."""
+    pace, true = Pace(), cost(LARGE)
+    drafted, plain = Shape(48, 48, 4000, 12_000), Shape(16, 16, 4000, 4000)
+    for _ in range(100):
+        pace.observe(drafted, true(drafted))
+    assert pace.spare(plain, 0) + pace.predict(plain) == pytest.approx(PLAIN_STEPS * true(plain), rel=0.3)
 
 
 def test_a_prompt_gets_on_whatever_the_target():

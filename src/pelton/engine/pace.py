@@ -8,6 +8,9 @@ part of the way to where the prediction would have been right. So prices stay po
 does not touch is not moved by it, and a slow phase of the machine is followed in a few steps. An outlier counts as
 `CLIP` at the most. All of it is a function of the observations alone.
 
+What is left is planned for, too: a step is to end well before its target, by how far off predictions are (`MARGIN`) and
+by what one step in a hundred is over its own (`TAIL`), which tells of a machine that does other work besides.
+
 A step that draws after every token that it computes, as decoding does, is no sum where there are few rows: the first
 ones cost little beside the weights that are read for them, and kernels take rows in groups. For such steps a factor
 for each range of row counts is learned besides, which takes up what the prices leave. How fast drafts are depends on
@@ -34,6 +37,13 @@ CLIP = math.log(1.5)
 SPREAD_RATE = 1 / 16
 MARGIN = 2.0
 """A step is planned to end this many spreads before its target."""
+TAIL = 0.01
+"""The part of the steps that may be over the target by more than `LEAST_TAIL`."""
+TAIL_RATE = 0.2
+"""What one of them moves the limit by."""
+LEAST_TAIL = math.log(1.2)
+FORGET = 32
+"""After so many steps with drafts, and none without, what plain ones took is of no use."""
 RANGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """The last row count of each range that has a factor of its own; the last one has the rest."""
 FACTOR_RATE = 0.1
@@ -78,12 +88,23 @@ class Prices(NamedTuple):
     byte: float = 1e-9
 
 
+Terms = tuple[float, float, float, float, float, float]
+
+
+def _terms(prices: Prices, shape: Shape) -> Terms:
+    """What each price has in the time of a step, in seconds."""
+    step, token, row, read, pair, byte = prices
+    num_tokens, num_rows, num_read, num_pairs, num_bytes = shape
+    return (step, token * num_tokens, row * num_rows, read * num_read, pair * num_pairs, byte * num_bytes)
+
+
 class Costs:
-    """Prices that are learned, and how far off their predictions are: `spread`, a share."""
+    """Prices that are learned, and how far off their predictions are."""
 
     def __init__(self, prices: Prices | None, spread: float) -> None:
         self.prices = prices or Prices()
         self.spread = spread
+        """How far off they have been lately, as a share."""
         self._num_observed = 0 if prices is None else NUM_WARMUP
         self._factors = [0.0] * len(RANGES)
         """Logarithms."""
@@ -91,18 +112,14 @@ class Costs:
 
     def predict(self, shape: Shape) -> float:
         """Seconds that a step takes."""
-        return self.priced(shape) * math.exp(self._factor(shape))
+        seconds = self.priced(shape)
+        if shape.num_tokens == shape.num_rows:
+            seconds *= math.exp(self._factors[self._nearest(_range(shape))])
+        return seconds
 
     def priced(self, shape: Shape) -> float:
         """Its prices alone, in seconds."""
-        return sum(self._terms(shape))
-
-    def _factor(self, shape: Shape) -> float:
-        """The logarithm of the factor of a step, that of the nearest range that has been seen."""
-        if shape.num_tokens != shape.num_rows:
-            return 0.0
-        place = _range(shape)
-        return self._factors[self._nearest(place)]
+        return sum(_terms(self.prices, shape))
 
     def _nearest(self, place: int) -> int:
         """The nearest range that has been seen; the same where none has."""
@@ -117,46 +134,51 @@ class Costs:
         place = _range(shape)
         return float((1 + UNSEEN) ** abs(place - self._nearest(place)))
 
-    def _terms(self, shape: Shape) -> tuple[float, ...]:
-        prices = self.prices
-        return (
-            prices.step,
-            prices.token * shape.num_tokens,
-            prices.row * shape.num_rows,
-            prices.read * shape.num_read,
-            prices.pair * shape.num_pairs,
-            prices.byte * shape.num_bytes,
-        )
-
-    def observe(self, shape: Shape, seconds: float) -> None:
-        """A step of that shape took so long."""
-        terms = self._terms(shape)
+    def observe(self, shape: Shape, seconds: float) -> float:
+        """A step of that shape took so long. The logarithm of how many times as long as predicted; 0 while nothing is
+        known."""
+        terms = _terms(self.prices, shape)
         total = sum(terms)
-        error, rate = math.log(seconds / total) - self._factor(shape), 1.0
-        if self._num_observed == 0:
-            self._move([error] * (len(terms) - 1) + [0.0])
-        else:
-            if self._num_observed >= NUM_WARMUP:
-                error = min(max(error, -CLIP), CLIP)
-                rate = RATE * (1 - self._bend(shape, error))
-            shares = [term / total for term in terms]
-            step = rate * error / sum(share * share for share in shares)
-            self._move([step * share for share in shares])
-            self.spread += SPREAD_RATE * (min(abs(error), CLIP) - self.spread)
+        error, rate = math.log(seconds / total), 1.0
+        place = _range(shape) if shape.num_tokens == shape.num_rows else None
+        if place is not None:
+            error -= self._factors[self._nearest(place)]
         self._num_observed += 1
-
-    def _bend(self, shape: Shape, error: float) -> float:
-        """Move the factor of a step's range, and return which part of the error that takes up."""
-        if shape.num_tokens != shape.num_rows:
+        if self._num_observed == 1:
+            scale = math.exp(error)
+            self.prices = Prices(*[price * scale for price in self.prices])._replace(byte=self.prices.byte)
             return 0.0
-        place = _range(shape)
+        clipped = min(max(error, -CLIP), CLIP)
+        self.spread += SPREAD_RATE * (abs(clipped) - self.spread)
+        if self._num_observed <= NUM_WARMUP:
+            self._move(terms, error * total)
+            return 0.0
+        rate = RATE if place is None else RATE * (1 - self._bend(place, clipped))
+        self._move(terms, rate * clipped * total)
+        return error
+
+    def _bend(self, place: int, error: float) -> float:
+        """Move the factor of a step's range, and return which part of the error that takes up."""
         part = max(FACTOR_RATE, 1 / (2 + self._num_seen[place]))
-        self._factors[place] = self._factor(shape) + part * error
+        self._factors[place] = self._factors[self._nearest(place)] + part * error
         self._num_seen[place] += 1
         return part
 
-    def _move(self, logs: list[float]) -> None:
-        self.prices = Prices(*(price * math.exp(log) for price, log in zip(self.prices, logs, strict=True)))
+    def _move(self, terms: Terms, way: float) -> None:
+        """Move the logarithms of the prices, each in proportion to its term, such that the terms together, times what
+        they move by, come to `way`."""
+        step, token, row, read, pair, byte = self.prices  # spelt out: a loop takes five times as long
+        t0, t1, t2, t3, t4, t5 = terms
+        scale = way / (t0 * t0 + t1 * t1 + t2 * t2 + t3 * t3 + t4 * t4 + t5 * t5)
+        exp = math.exp
+        self.prices = Prices(
+            step * exp(scale * t0),
+            token * exp(scale * t1),
+            row * exp(scale * t2),
+            read * exp(scale * t3),
+            pair * exp(scale * t4),
+            byte * exp(scale * t5),
+        )
 
 
 class Pace:
@@ -165,13 +187,18 @@ class Pace:
 
     Steps that only decode have prices of their own, learned from them alone. From mixed steps it cannot be told which
     part has changed; if the target, which may be a multiple of a plain step, came from those prices, a prompt that
-    turns out dear would raise the target for itself.
+    turns out dear would raise the target for itself. Only where streams have done nothing but try drafts are plain
+    steps priced like all.
     """
 
     def __init__(self, target: float = 0.0, prices: Prices | None = None, spread: float = 0.25) -> None:
         self.target = target
         self._all = Costs(prices, spread)
         self._plain = Costs(prices, spread)
+        self._tail = LEAST_TAIL
+        """The logarithm of how many times as long as predicted a step takes, but for one in a hundred."""
+        self._num_drafting = FORGET if prices is None else 0
+        """Steps with drafts since the last plain one."""
 
     @property
     def prices(self) -> Prices:
@@ -193,17 +220,23 @@ class Pace:
 
     def observe(self, shape: Shape, seconds: float) -> None:
         """A step of that shape took so long."""
-        if seconds > 0 and shape.num_tokens:
-            self._all.observe(shape, seconds)
-            if shape.num_tokens == shape.num_rows and shape.num_read == shape.num_pairs:
-                self._plain.observe(shape, seconds)
+        if seconds <= 0 or not shape.num_tokens:
+            return
+        error = self._all.observe(shape, seconds)
+        if shape.num_tokens == shape.num_rows:
+            if shape.num_read == shape.num_pairs:
+                error = self._plain.observe(shape, seconds)
+                self._num_drafting = 0
+            else:
+                self._num_drafting += 1
+        self._tail = max(LEAST_TAIL, self._tail + TAIL_RATE * ((error > self._tail) - TAIL))
 
     def spare(self, shape: Shape, num_bytes: int) -> float:
         """Seconds that prefill and moves of so many bytes may add to a step that else only decodes, such that it keeps
         to the target although predictions are off now and then."""
-        plain = self._plain.predict(shape)
+        plain = (self._plain if self._num_drafting < FORGET else self._all).predict(shape)
         target = self.target or max(TARGET, PLAIN_STEPS * plain)
-        limit = target / (1 + MARGIN * self.spread)
+        limit = target / max(1 + MARGIN * self.spread, math.exp(self._tail - LEAST_TAIL))
         return max(limit - self.predict(shape._replace(num_bytes=num_bytes)), (LEAST - 1) * plain)
 
     def chunk_seconds(self, start: int, num_tokens: int, is_scored: bool = True) -> float:
