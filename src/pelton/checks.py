@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 import msgspec
 
@@ -75,14 +75,12 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     _check_strings("dry_sequence_breakers", sampling.dry_sequence_breakers, MAX_STRINGS)
     _check_strings("bad_words", sampling.bad_words, MAX_BAD_WORDS)
     check_ids(sampling.stop_token_ids, vocab_size, "stop_token_ids")
+    check_count("logit_bias", sampling.logit_bias, MAX_LOGIT_BIAS)
     check_ids(tuple(sampling.logit_bias), vocab_size, "logit_bias")
     if sampling.allowed_token_ids is not None:
         if not sampling.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids is empty: no token could be drawn", param="allowed_token_ids")
         check_ids(sampling.allowed_token_ids, vocab_size, "allowed_token_ids")
-    if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
-        message = f"logit_bias has {len(sampling.logit_bias)} entries, over {MAX_LOGIT_BIAS}"
-        raise InvalidRequest(message, param="logit_bias")
     for bias in sampling.logit_bias.values():
         check_range("logit_bias", bias, -100, 100)
     _check_processors(sampling.logits_processors)
@@ -109,6 +107,12 @@ def check_tools(request: Request) -> None:
         raise InvalidRequest(f"tool_choice names {unknown[0][:64]!r}, which is not one of tools", param="tool_choice")
     if choice.mode == "required" and not tools:
         raise InvalidRequest("tool_choice asks for a call, but there are no tools", param="tool_choice")
+
+
+def check_count(name: str, entries: Sized, most: int) -> None:
+    """Raise `InvalidRequest` for more entries than there may be."""
+    if len(entries) > most:
+        raise InvalidRequest(f"{name} has {len(entries)} entries, over {most}", param=name)
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:
@@ -144,8 +148,7 @@ def _check_beams(sampling: SamplingParams) -> None:
 
 
 def _check_strings(name: str, strings: Sequence[str], most: int) -> None:
-    if len(strings) > most:
-        raise InvalidRequest(f"{name} has {len(strings)} strings, over {most}", param=name)
+    check_count(name, strings, most)
     for string in strings:
         if not 1 <= len(string) <= MAX_STRING_LENGTH:
             message = f"a string of {name} has {len(string)} characters, must have 1 to {MAX_STRING_LENGTH}"

@@ -148,6 +148,8 @@ class Service:
         if sum(given) != 1:
             raise InvalidRequest("exactly one of messages, prompt and prompt_ids must be given", param="messages")
         if request.prompt_ids is not None:
+            if len(request.prompt_ids) > self.context:
+                raise self._too_long(len(request.prompt_ids), "prompt")
             check_ids(request.prompt_ids, self.vocab_size, "prompt")
             return _Prompt(list(request.prompt_ids))
         return await asyncio.to_thread(self._encode_text, request)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import uvicorn
 
+from pelton.checks import check_range
 from pelton.config import ServerConfig
-from pelton.engine.protocol import Counters
+from pelton.engine.protocol import Counters, PinInfo
 from pelton.errors import ModelNotFound, PeltonError
 from pelton.pool import ModelCard
 from pelton.request import ChoiceEvent, Request, TextDelta, TextDone, TextEvent, TextFinish, TokenText, Usage
@@ -50,6 +51,7 @@ class ScriptedService:
     engine: ScriptedEngine = field(default_factory=ScriptedEngine)
     queued: float = 0.0
     requests: list[Request] = field(default_factory=list)
+    pins: list[PinInfo] = field(default_factory=list)
     num_open: int = 0
     num_ended: int = 0
 
@@ -60,6 +62,13 @@ class ScriptedService:
             raise self.refuse
         self.num_open += 1
         return self._events(request)
+
+    async def pin(self, request: Request, ttl: float) -> None:
+        check_range("ttl", ttl, 1, 1000)
+        self.pins.append(PinInfo(id=request.id, num_tokens=32, created_at=1.0, expires_at=1.0 + ttl))
+
+    def unpin(self, request_id: str) -> None:
+        self.pins = [pin for pin in self.pins if pin.id != request_id]
 
     def usage(self, request: Request) -> Usage:
         return Usage(prompt_tokens=5, completion_tokens=len(self.words) * request.sampling.n, cached_tokens=2)

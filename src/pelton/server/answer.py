@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from starlette.requests import Request as HTTPRequest
 from starlette.types import ASGIApp
 
-from pelton.errors import InternalError, PeltonError
+from pelton.errors import InternalError, InvalidRequest, PeltonError
 from pelton.folding import Choice, summed
 from pelton.request import (
     Request,
@@ -28,6 +28,8 @@ from pelton.request import (
 from pelton.server.models import Models
 from pelton.server.wire import JSON, EventStream, unless_gone
 
+MAX_CHOICES = 1024
+"""Of one answer."""
 log = logging.getLogger("pelton.server")
 
 TextStream = AsyncGenerator[TextEvent, None]
@@ -79,13 +81,16 @@ class Reply(Protocol):
 
 async def answer(models: Models, http: HTTPRequest, reply: Reply, requests: Sequence[Request]) -> ASGIApp:
     """Start all requests, which share one answer. What is wrong with them is raised here, before any status line."""
+    count = len(requests) * reply.num_choices
+    if count > MAX_CHOICES:
+        message = f"{len(requests)} prompts with n of {reply.num_choices} each are {count} choices, over {MAX_CHOICES}"
+        raise InvalidRequest(message, param="n")
     async with AsyncExitStack() as stack:
         service = await unless_gone(http, stack.enter_async_context(models.use(requests[0].model)))
         reply.fingerprint = service.fingerprint
         streams = await unless_gone(http, _start([models.meter.begin(service, request) for request in requests]))
         stack.push_async_callback(_close, streams)
         events = _merge(streams, reply.num_choices)
-        count = len(requests) * reply.num_choices
         if not reply.is_stream:
             return JSON(await unless_gone(http, _fold(reply, events, count)))
         chunks = _chunks(reply, events, count)

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -17,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from pelton.config import ServerConfig
 from pelton.errors import ConfigError, InternalError, InvalidRequest, PeltonError
 from pelton.pool import Pool
-from pelton.server import openai, prefix_cache
+from pelton.server import openai, openapi, prefix_cache
 from pelton.server.body import Bounds
 from pelton.server.guard import Guard
 from pelton.server.keys import KeyRing, KeyStore, given_keys
@@ -26,6 +27,7 @@ from pelton.server.meter import Meter
 from pelton.server.metrics import Metrics
 from pelton.server.models import Models
 from pelton.server.openai_reply import error_body
+from pelton.server.openai_types import ErrorAnswer
 from pelton.server.operation import Dialect, ErrorForms, Operation, route
 from pelton.server.store import Store
 from pelton.server.wire import JSON
@@ -52,6 +54,9 @@ class App:
         self._metrics = Metrics(pool.services)
         models = Models(pool, Meter(self._ledger, self._metrics))
         dialects = (self._own(models), openai.dialect(models))
+        self._dialects = dialects
+        self._openapi: dict[str, Any] | None = None
+        """Made when it is first asked for."""
         self._errors = ErrorForms(dialects, default=error_body)
         self.operations = tuple(operation for dialect in dialects for operation in dialect.operations)
         inner = Starlette(
@@ -88,9 +93,27 @@ class App:
             return Response(text, media_type=media_type)
 
         scrape = Operation(
-            method="GET", path="/metrics", run=metrics, summary="Show Prometheus metrics", scope="metrics"
+            method="GET",
+            path="/metrics",
+            run=metrics,
+            summary="Show Prometheus metrics",
+            scope="metrics",
+            streams=("text/plain", "application/openmetrics-text"),
         )
-        return Dialect(operations=(check, scrape, *prefix_cache.operations(models)), prefixes=(), error_body=error_body)
+
+        async def describe(_: Request) -> Response:
+            self._openapi = self._openapi or openapi.document(self._dialects)
+            return JSON(self._openapi)
+
+        describing = Operation(
+            method="GET", path="/openapi.json", run=describe, summary="Describe this API", answer=dict[str, Any]
+        )
+        return Dialect(
+            operations=(check, scrape, describing, *prefix_cache.operations(models)),
+            prefixes=(),
+            error_body=error_body,
+            error=ErrorAnswer,
+        )
 
     def close(self) -> None:
         """Write down what is left to be written."""

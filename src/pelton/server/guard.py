@@ -3,18 +3,20 @@ draining."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pelton.errors import HeadersTooLarge, PeltonError, Unavailable
+from pelton.errors import Forbidden, HeadersTooLarge, PeltonError, Unavailable
 from pelton.server.body import Bounds
 from pelton.server.context import Context, current, enter
-from pelton.server.keys import KeyRing
+from pelton.server.keys import ANYONE, KeyRing
 from pelton.server.limits import Limits
 from pelton.server.store import Store
 
@@ -63,6 +65,7 @@ class Guard:
         self._count = count
         self._max_headers = max_headers
         self._is_strict = is_strict
+        self._origins = frozenset(origins)
         self._door: ASGIApp = self._checked
         if origins:
             self._door = CORSMiddleware(
@@ -132,9 +135,28 @@ class Guard:
             return
         if self.is_draining:
             raise Unavailable("the server is shutting down")
-        context = current()
-        context.key = self._keys.authenticate(_texts(Headers(scope=scope)))
+        context, headers = current(), Headers(scope=scope)
+        context.key = self._keys.authenticate(_texts(headers))
+        if context.key is ANYONE:
+            self._check_origin(headers.get("origin"))
         context.limits = Limits(self._store, context.key)
+
+    def _check_origin(self, origin: str | None) -> None:
+        """A page from anywhere can send requests to its reader's machine, and does not need to see the answers to do
+        harm. No page has a key, but without keys only pages of this machine and of CORS' origins are let in."""
+        if origin is None or origin in self._origins or "*" in self._origins:
+            return
+        if not _is_local(origin):
+            raise Forbidden(f"pages of {origin[:200]} may not use this server: --cors-origin lets them, and so do keys")
+
+
+def _is_local(origin: str) -> bool:
+    """Does the page come from this machine?"""
+    try:
+        host = urlsplit(origin).hostname or ""
+        return host == "localhost" or host.endswith(".localhost") or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _is_on(header: str | None, default: bool) -> bool:

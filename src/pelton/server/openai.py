@@ -12,6 +12,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from pelton.checks import MAX_LOGIT_BIAS, check_count
 from pelton.errors import InvalidRequest
 from pelton.pool import ModelCard
 from pelton.request import Message, Request, SamplingParams, Tool, ToolChoice
@@ -87,8 +88,8 @@ def dialect(models: Models) -> Dialect:
             run=chat,
             summary="Answer a chat",
             body=wire.ChatRequest,
-            answer=wire.Answer,
-            stream="text/event-stream",
+            answer=wire.Answer[wire.ChatChoice],
+            streams=("text/event-stream",),
         ),
         Operation(
             method="POST",
@@ -96,15 +97,15 @@ def dialect(models: Models) -> Dialect:
             run=completions,
             summary="Go on with a text",
             body=wire.CompletionRequest,
-            answer=wire.Answer,
-            stream="text/event-stream",
+            answer=wire.Answer[wire.CompletionChoice],
+            streams=("text/event-stream",),
         ),
         Operation(method="GET", path="/v1/models", run=listing, summary="List the models", answer=wire.ModelList),
         Operation(
             method="GET", path="/v1/models/{name:path}", run=model, summary="Show one model", answer=wire.ModelCard
         ),
     )
-    return Dialect(operations=operations, prefixes=("/v1",), error_body=error_body)
+    return Dialect(operations=operations, prefixes=("/v1",), error_body=error_body, error=wire.ErrorAnswer)
 
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -190,6 +191,7 @@ def _sampling(body: wire.SamplingFields, max_tokens: int | None, logprobs: int |
 
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+    check_count("logit_bias", given, MAX_LOGIT_BIAS)
     for token in given:
         if not _TOKEN_ID.fullmatch(token):  # int() takes much more: " 5", "1_0"
             raise InvalidRequest(f"logit_bias: {token[:40]!r} is not a token id", param="logit_bias")

@@ -86,7 +86,7 @@ class OpenAIReply(Generic[B]):
         """One error event; no end mark follows."""
         return sse(error_body(error))
 
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> wire.Answer:
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> wire.Answer[Any]:
         """The answer in one piece."""
         return wire.Answer(
             id=self.id,

@@ -7,7 +7,7 @@ nothing: any other value is refused, never ignored.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -358,7 +358,11 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str | int | None = None
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+C = TypeVar("C", bound=msgspec.Struct)
+"""ChatChoice or CompletionChoice; of chunks ChunkChoice or CompletionChoice."""
+
+
+class Answer(msgspec.Struct, Generic[C], frozen=True, kw_only=True):
     """A whole chat completion or completion."""
 
     id: str
@@ -366,14 +370,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     system_fingerprint: str | None
-    choices: list[ChatChoice] | list[CompletionChoice]
+    choices: list[C]
     usage: WireUsage
     prompt_logprobs: PromptLogprobs = msgspec.UNSET
     ignored_params: list[str] | msgspec.UnsetType = msgspec.UNSET
     warnings: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
-class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+class Chunk(msgspec.Struct, Generic[C], frozen=True, kw_only=True):
     """One chunk of a stream. `usage` stands (null but in the last) only where it was asked for."""
 
     id: str
@@ -381,7 +385,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     system_fingerprint: str | None
-    choices: list[ChunkChoice] | list[CompletionChoice]
+    choices: list[C]
     usage: WireUsage | msgspec.UnsetType | None = msgspec.UNSET
     ignored_params: list[str] | msgspec.UnsetType = msgspec.UNSET
     warnings: list[str] | msgspec.UnsetType = msgspec.UNSET

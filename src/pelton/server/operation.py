@@ -37,8 +37,8 @@ class Operation:
     """The type of its JSON body."""
     answer: Any = None
     """The type of its JSON answer."""
-    stream: str = ""
-    """The media type of the answer where it may also be a stream."""
+    streams: tuple[str, ...] = ()
+    """Media types that the answer may have besides JSON."""
     is_open: bool = False
     """Does it answer whoever asks, without a key and while the server drains?"""
 
@@ -55,6 +55,8 @@ class Dialect:
     operations: tuple[Operation, ...]
     prefixes: tuple[str, ...]
     error_body: Callable[[PeltonError], Any]
+    error: Any
+    """The type that `error_body` gives."""
 
 
 class ErrorForms:

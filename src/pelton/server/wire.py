@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
+from itertools import islice
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -18,6 +19,10 @@ from pelton.errors import InvalidRequest
 S = TypeVar("S", bound=msgspec.Struct)
 A = TypeVar("A")
 
+MAX_DEPTH = 128
+"""Of lists and objects in a body."""
+MAX_UNKNOWN = 1000
+"""Fields of a body that its type does not know."""
 KEEP_ALIVE_SECONDS = 15.0
 _json = msgspec.json.Encoder()
 
@@ -47,12 +52,27 @@ async def read(request: Request, wire_type: type[S]) -> tuple[S, dict[str, Any]]
         raise InvalidRequest(f"the body is not valid JSON: {_short(error)}") from None
     if not isinstance(plain, dict):
         raise InvalidRequest("the body must be a JSON object")
+    _check_depth(plain)
     try:
         value = msgspec.convert(plain, wire_type)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         raise InvalidRequest(_short(f"{path.strip('`.') or 'body'}: {message}"), param=_param(path)) from None
-    return value, dict(_unknown(plain, wire_type, ""))
+    unknown = dict(islice(_unknown(plain, wire_type, ""), MAX_UNKNOWN + 1))
+    if len(unknown) > MAX_UNKNOWN:
+        raise InvalidRequest(f"the body has over {MAX_UNKNOWN} unknown fields, {_short(next(iter(unknown)))} the first")
+    return value, unknown
+
+
+def _check_depth(plain: Any) -> None:
+    """Refuse what walks over it, here or below, could not walk over."""
+    level = [plain]
+    for _ in range(MAX_DEPTH):
+        items = (item for each in level for item in (each.values() if isinstance(each, dict) else each))
+        level = [item for item in items if isinstance(item, dict | list)]
+        if not level:
+            return
+    raise InvalidRequest(f"the body is nested more than {MAX_DEPTH} deep")
 
 
 def _unknown(plain: Any, kind: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -64,7 +84,7 @@ def _unknown(plain: Any, kind: Any, path: str) -> Iterator[tuple[str, Any]]:
                 dot = "" if isinstance(value, list) else "."
                 yield from _unknown(value, fields[name], f"{path}{name}{dot}")
             elif value is not None:
-                yield f"{path}{name}", value
+                yield _short(f"{path}{name}", 200), value
     elif isinstance(plain, list) and get_origin(kind) is list and isinstance(item := get_args(kind)[0], type):
         for i, each in enumerate(plain if issubclass(item, msgspec.Struct) else ()):
             yield from _unknown(each, item, f"{path}[{i}].")
