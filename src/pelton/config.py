@@ -92,7 +92,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that are computed for others at most, while a priority's requests wait, before it has a turn."""
     prefix_cache: bool = True
     speculation: Literal["auto", "off"] = "auto"
-    """auto: draft tokens by looking up what followed the last ones earlier in a text, where that is measured to pay."""
+    """auto: draft tokens, where that is measured to pay, by looking up what followed the last ones earlier in a text,
+    and with the draft model, if there is one."""
+    draft_model: str = ""
+    """A smaller model with the same vocabulary, named as any model, that drafts for this one; "": none."""
     profile: bool = False
     """Measure each op; where the time went is printed to standard error as the engine ends."""
     heartbeat_timeout: float = 30.0

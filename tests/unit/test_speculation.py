@@ -18,7 +18,7 @@ from pelton.engine.lookup import LONGEST
 from pelton.engine.pace import Pace, Prices, Shape
 from pelton.engine.scheduler import Scheduler
 from pelton.engine.sequence import Sequence, SequenceGroup
-from pelton.engine.speculative import Acceptance, Drafter, Speculation, count_accepted
+from pelton.engine.speculative import Drafter, MatchAcceptance, Speculation, count_accepted
 from tests.unit.toy_executor import request
 
 NUM_OUTPUT = 160
@@ -55,7 +55,7 @@ class Fixed(Speculation):
     num_tokens = 0
 
     def draft(self, shape: Shape, sequences: Mapping[Sequence, int], spare: int) -> None:
-        for _, place, sequence in self._offers(sequences, spare):
+        for _, place, sequence in self._offers(self._looked(sequences), spare):
             if place == 0 and self.num_tokens:
                 assert sequence.drafter is not None
                 sequence.draft = sequence.drafter.lookup.draft(sequence.tokens, self.num_tokens)[
@@ -158,7 +158,7 @@ def test_a_step_beside_other_streams_keeps_to_the_target():
         sequence = SequenceGroup(request(name, [1, 2, 3, 4, 5] * 20, max_tokens=500), 0).sequences[0]
         sequence.tokens.append(1)
         sequences[sequence] = 1
-        drafter = sequence.drafter = Drafter(Acceptance())
+        drafter = sequence.drafter = Drafter(MatchAcceptance())
         for length in [2, 4, 8, 16, 32] * 100:
             drafter.acceptance.learn(length, True)
     shape = Shape(2, 2, 200, 200)
@@ -198,14 +198,14 @@ def test_more_streams_than_are_looked_at_have_their_turns():
 
 
 def test_acceptance_follows_what_is_seen_and_a_new_sequence_what_others_saw():
-    everyone = Acceptance(window=1000)
-    one = Acceptance(everyone)
+    everyone = MatchAcceptance(window=1000)
+    one = MatchAcceptance(everyone)
     for _ in range(100):
         one.learn(5, True)
         one.learn(2, False)
     assert one.gains(5, 2)[0] > 0.95
     assert one.gains(2, 4) == []
-    fresh = Acceptance(everyone)
+    fresh = MatchAcceptance(everyone)
     assert 0.7 < fresh.gains(5, 1)[0] < one.gains(5, 1)[0]
     for _ in range(60):
         one.learn(5, False)

@@ -202,6 +202,7 @@ def make_engine(
         digest=digest,
         windows=windows,
         vocab_size=VOCAB,
+        max_tokens=config.max_batch_tokens,
         max_sequences=min(config.max_sequences, config.max_batch_tokens),
         plan=plan,
     )

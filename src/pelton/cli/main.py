@@ -65,6 +65,11 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Draft tokens from the text so far, where it pays; answers stay the same. [default: auto]",
         ),
         click.option(
+            "--draft-model",
+            metavar="MODEL",
+            help="A smaller model with the same vocabulary that drafts tokens, too, where it pays.",
+        ),
+        click.option(
             "--packed-cache-size",
             type=click.FloatRange(0),
             help="GB of disk for what makes the next start fast; 0: none. [default: 20]",

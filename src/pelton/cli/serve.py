@@ -20,6 +20,8 @@ def serve(models: tuple[str, ...], *, served_name: str | None, any_model: bool, 
     """Serve until a signal ends it. `any_model`: those of the store, too; without `models` that is so anyway."""
     if served_name is not None and len(models) != 1:
         raise click.UsageError("--served-name is the name of one MODEL")
+    if options["draft_model"] and len(models) != 1:
+        raise click.UsageError("--draft-model drafts for one MODEL")
     if options["api_key"] == "":
         raise click.UsageError("--api-key is empty: leave it out to serve without keys")
     options["cors_origin"] = options["cors_origin"] or None

@@ -26,7 +26,8 @@ _PIECE = 2 << 20
 
 
 class Background:
-    """One thread. `found` are the digests that it took, for whoever looks; `tell` is called as they are there."""
+    """One thread. `found` are the digests that it took, for whoever looks; `tell` is called as they are there. It
+    begins when the work that it comes `after` is done."""
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class Background:
         *,
         is_busy: Callable[[], bool],
         tell: Callable[[], None] = lambda: None,
+        after: Background | None = None,
     ) -> None:
         self.found: tuple[FileDigest, ...] | None = None
         self._files = files
@@ -45,13 +47,17 @@ class Background:
         self._tell = tell
         self._end = threading.Event()
         self._last = time.monotonic()
-        threading.Thread(target=self._run, name="engine background", daemon=True).start()
+        self._after = after
+        self._thread = threading.Thread(target=self._run, name="engine background", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Have it stop at the next piece."""
         self._end.set()
 
     def _run(self) -> None:
+        if self._after is not None:
+            self._after._thread.join()
         try:
             if not self._await_quiet():
                 return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -42,8 +42,12 @@ def build(chunks: dict[Sequence, int], num_groups: int) -> tuple[Batch, list[Row
             ids += sequence.draft[: num_drafted(sequence, num_tokens)]
             positions.extend(range(first, end))
         starts.append(len(ids))
-    tables = tuple(_table(chunks, group) for group in range(num_groups))
-    return Batch(_flat(ids), _flat(positions), _flat(starts), tables, _flat(logit_rows)), rows
+    return Batch(_flat(ids), _flat(positions), _flat(starts), tables(chunks, num_groups), _flat(logit_rows)), rows
+
+
+def tables(sequences: Collection[Sequence], num_groups: int) -> tuple[I32, ...]:
+    """Their block tables, per cache group."""
+    return tuple(_table(sequences, group) for group in range(num_groups))
 
 
 def _flat(numbers: array[int]) -> I32:

@@ -15,6 +15,8 @@ SHARE = 4
 """KV memory takes this part of what is free, unless it is set."""
 SHARED_CONTEXT = 8192
 """Of a model that leaves memory to others: it has at least so many tokens before it takes more than its part."""
+DRAFT_SHARE = 4
+"""A draft model takes this part of KV memory at most, unless it holds fewer than `MIN_CONTEXT` tokens then."""
 
 
 def peak_blocks(num_tokens: int, window: int | None, max_chunk: int) -> int:
@@ -51,6 +53,28 @@ class MemoryNeeds:
 
 
 @dataclass(frozen=True)
+class DraftNeeds:
+    """What a draft model takes. `context`: tokens that a sequence may hold in it."""
+
+    memory: MemoryNeeds
+    context: int
+
+    def part(self, target: MemoryNeeds, budget: int, context: int) -> int:
+        """Its part of so many bytes of KV memory: it holds as many tokens as the model that it drafts for, if that is
+        not over its share. `context` is that of the model."""
+        ours, theirs = sum(self.memory.bytes_per_block), sum(target.bytes_per_block)
+        return max(min(budget // DRAFT_SHARE, budget * ours // (ours + theirs)), self._least(context))
+
+    def beside(self, target: MemoryNeeds, kv: int, context: int) -> int:
+        """Bytes of KV memory of which its part leaves so many."""
+        ours, theirs = sum(self.memory.bytes_per_block), sum(target.bytes_per_block)
+        return max(kv + min(-(-kv // (DRAFT_SHARE - 1)), -(-kv * ours // theirs)), kv + self._least(context))
+
+    def _least(self, context: int) -> int:
+        return self.memory.kv_of_one(min(self.context, context, MIN_CONTEXT))
+
+
+@dataclass(frozen=True)
 class MemoryBudget:
     """The division. All bytes."""
 
@@ -62,18 +86,22 @@ class MemoryBudget:
     swap: int = 0
     """At most, for preempted sequences in host memory."""
     bytes_per_block: tuple[int, ...] = ()
+    draft: MemoryBudget | None = None
+    """What a draft model takes beside it."""
 
     @property
     def total(self) -> int:
-        """All of it."""
-        return self.weights + self.arena + self.kv + self.swap
+        """All of it, and of the draft model's."""
+        own = self.weights + self.arena + self.kv + self.swap
+        return own if self.draft is None else own + self.draft.total
 
     def __str__(self) -> str:
-        return (
+        own = (
             f"weights {_mib(self.weights)}, working memory {_mib(self.arena)}, KV memory {_mib(self.kv)} "
             f"({', '.join(map(str, self.num_blocks))} blocks) and up to {_mib(self.swap)} of host memory for preempted "
             f"sequences, context {self.context} tokens"
         )
+        return own if self.draft is None else f"{own}; draft model: {self.draft}"
 
 
 @dataclass(frozen=True)
@@ -99,27 +127,41 @@ class Wishes:
         return self.context if self.is_fixed else min(self.context, MIN_CONTEXT)
 
 
-def required(needs: MemoryNeeds, wishes: Wishes) -> tuple[int, int]:
+def required(needs: MemoryNeeds, wishes: Wishes, draft: DraftNeeds | None = None) -> tuple[int, int]:
     """Bytes that `divide` must have at least, and those that it needs for the usual context."""
     base = needs.weights + needs.arena
+    if draft is not None:
+        base += draft.memory.weights + draft.memory.arena
     least, usual = (
-        base + (wishes.kv_memory or needs.kv_of_one(context))
+        base + (wishes.kv_memory or _kv_of_one(needs, draft, wishes, context))
         for context in (wishes.least_context, wishes.usual_context)
     )
     return least, usual
 
 
-def divide(needs: MemoryNeeds, wishes: Wishes, available: int) -> MemoryBudget:
-    """Divide `available` bytes. Raises InsufficientMemory with the numbers."""
+def _kv_of_one(needs: MemoryNeeds, draft: DraftNeeds | None, wishes: Wishes, context: int) -> int:
+    kv = needs.kv_of_one(context)
+    return kv if draft is None else draft.beside(needs, kv, wishes.context)
+
+
+def divide(needs: MemoryNeeds, wishes: Wishes, available: int, draft: DraftNeeds | None = None) -> MemoryBudget:
+    """Divide `available` bytes, of which KV memory is the draft model's in part, if there is one. Raises
+    InsufficientMemory with the numbers."""
     left = available - needs.weights - needs.arena
+    if draft is not None:
+        left -= draft.memory.weights + draft.memory.arena
     context = wishes.context
-    usual = needs.kv_of_one(wishes.usual_context)
+    usual = _kv_of_one(needs, draft, wishes, wishes.usual_context)
     budget = wishes.kv_memory or max(0, min(left, max(left // SHARE, usual)))
     if left < budget or left <= 0:
         raise InsufficientMemory(
             f"the model needs {_mib(needs.weights)} for weights, {_mib(needs.arena)} of working memory and "
-            f"{_mib(budget)} of KV memory, but only {_mib(available)} are free"
+            f"{_mib(budget)} of KV memory, {_beside(draft)}but only {_mib(available)} are free"
         )
+    beside = None
+    if draft is not None:
+        beside = _divide_draft(draft, draft.part(needs, budget, context), context)
+        budget, left = budget - beside.kv, left - beside.kv
     longest = _longest(needs, budget, context)
     if longest < wishes.least_context:
         raise InsufficientMemory(
@@ -129,7 +171,22 @@ def divide(needs: MemoryNeeds, wishes: Wishes, available: int) -> MemoryBudget:
     num_blocks = _share(needs, budget, longest)
     kv = needs.kv_bytes(num_blocks)
     swap = min(wishes.swap_memory, kv, left - kv)
-    return MemoryBudget(needs.weights, needs.arena, kv, num_blocks, longest, swap, needs.bytes_per_block)
+    return MemoryBudget(needs.weights, needs.arena, kv, num_blocks, longest, swap, needs.bytes_per_block, beside)
+
+
+def _beside(draft: DraftNeeds | None) -> str:
+    if draft is None:
+        return ""
+    return f"its draft model {_mib(draft.memory.weights)} and {_mib(draft.memory.arena)} beside that KV memory, "
+
+
+def _divide_draft(draft: DraftNeeds, budget: int, context: int) -> MemoryBudget:
+    """So many bytes of KV memory as the draft model's; they hold a sequence of the least length."""
+    needs = draft.memory
+    longest = _longest(needs, budget, min(draft.context, context))
+    num_blocks = _share(needs, budget, longest)
+    kv = needs.kv_bytes(num_blocks)
+    return MemoryBudget(needs.weights, needs.arena, kv, num_blocks, longest, 0, needs.bytes_per_block)
 
 
 def _longest(needs: MemoryNeeds, budget: int, context: int) -> int:

@@ -93,19 +93,29 @@ class EngineClient:
         config: EngineConfig,
         *,
         in_process: bool = False,
+        draft_path: Path | None = None,
         known: tuple[FileDigest, ...] = (),
         packed: BoundedFolder | None = None,
         prefixes: BoundedFolder | None = None,
         remember: Callable[[tuple[FileDigest, ...]], None] = lambda files: None,
         is_shared: bool = False,
     ) -> None:
-        """`known`: digests of the model's files; those that are not known are taken and given to `remember`.
-        `packed`, `prefixes`: where packed weights and cached prefixes are kept for the next start. `is_shared`: memory
-        is left to other models, unless the settings want all of it."""
+        """`draft_path`: of the model that drafts for it, if there is one. `known`: digests of both models' files; those
+        that are not known are taken and given to `remember`. `packed`, `prefixes`: where packed weights and cached
+        prefixes are kept for the next start. `is_shared`: memory is left to other models, unless the settings want all
+        of it."""
         self.model_path = model_path
         self.config = config
         self.in_process = in_process
-        self._begin = Start(str(model_path), config, known, packed, prefixes, is_shared=is_shared)
+        self._begin = Start(
+            str(model_path),
+            config,
+            known,
+            packed,
+            prefixes,
+            is_shared=is_shared,
+            draft_path=None if draft_path is None else str(draft_path),
+        )
         self._remember = remember
         self._memory = 0
         """Bytes that the engine may take."""
@@ -200,8 +210,9 @@ class EngineClient:
         return kind(self._begin)
 
     def _identify(self, found: Identified) -> None:
-        self._begin = msgspec.structs.replace(self._begin, known=found.files)
-        self._info = msgspec.structs.replace(self.info, fingerprint=found.fingerprint)
+        self._begin = msgspec.structs.replace(self._begin, known=(*self._begin.known, *found.files))
+        if found.fingerprint is not None:
+            self._info = msgspec.structs.replace(self.info, fingerprint=found.fingerprint)
         self._remember(found.files)
 
     async def _stream(self, request: EngineRequest) -> AsyncIterator[Event]:

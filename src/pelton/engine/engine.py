@@ -18,6 +18,7 @@ from pelton.engine.border import check_request
 from pelton.engine.budget import MemoryBudget
 from pelton.engine.constraints import MAX_COMPILING, Grammars, Masks
 from pelton.engine.deadlines import Deadlines
+from pelton.engine.draft_model import DraftModel, open_draft_model
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.pace import Pace, Shape
 from pelton.engine.pins import Pins
@@ -70,6 +71,7 @@ class Engine:
         self.runner = runner
         self._clock = clock
         self.pace = Pace(config.target_itl / 1000)
+        self._draft_model: DraftModel | None = None
         self.memory = KVMemory(
             runner.windows,
             runner.num_blocks,
@@ -88,7 +90,7 @@ class Engine:
             max_queue_tokens=config.max_queue_tokens,
             patience=config.patience,
             tier=self._tier,
-            speculation=Speculation(self.pace) if config.speculation == "auto" else None,
+            speculation=self._new_speculation(config) if config.speculation == "auto" else None,
         )
         self.context = runner.context
         self.on_news: Callable[[], None] = lambda: None
@@ -100,11 +102,17 @@ class Engine:
         self._num_arrived = 0
         self._last_end: float | None = None
         """When the last step ended, where the next one follows at once."""
-        self._background: Background | None = None
+        self._backgrounds: list[tuple[Runner, Background]] = []
         self._counters = Counters(kv_blocks_total=sum(pool.num_usable for pool in self.memory.pools))
         self._pins = Pins(self.memory, self.context)
         self._answers = Answers(self.scheduler, self._pins, self._counters, clock, self._grammars.forget)
         self._open_tier()
+
+    def _new_speculation(self, config: EngineConfig) -> Speculation:
+        if self.runner.draft is None:
+            return Speculation(self.pace)
+        self._draft_model = open_draft_model(self.runner.draft, self.runner, self.pace, config, self._clock)
+        return Speculation(self.pace, self._draft_model.policy)
 
     def _new_tier(self, folder: BoundedFolder) -> DiskTier:
         return DiskTier(
@@ -130,13 +138,15 @@ class Engine:
         work = self.scheduler.schedule()
         self.runner.move(work.moves)
         self.scheduler.start_fetches()
+        if self._draft_model is not None and work.drafting is not None:
+            self._draft_model.run(work, work.drafting)
         shape = work.shape
         if work.chunks:
             inputs, rows = batch.build(work.chunks, len(self.memory.windows))
             masks = self._grammars.start_masks(rows)
             pending = self.runner.submit(inputs)
             self._draw(pending, rows, masks, work)
-        self._observe(shape, began)
+        self._observe(shape, began, 0.0 if work.drafting is None else work.drafting.seconds)
         return self._answers.take_events()
 
     def _take_news(self, now: float) -> None:
@@ -160,14 +170,14 @@ class Engine:
             self._answers.fail(group, error)
         self._answers.add(rows, sampled, accepted)
 
-    def _observe(self, shape: Shape, began: float) -> None:
-        """Count a step, and tell the pace how long it took, with what lay between it and the one before: a stream waits
-        for both."""
+    def _observe(self, shape: Shape, began: float, drafting: float) -> None:
+        """Count a step, and tell the pace how long it took without the draft model's seconds, with what lay between it
+        and the one before: a stream waits for both."""
         if not shape.num_tokens:
             self._last_end = None  # nothing ran: what comes next does not follow at once
             return
         ended = self._clock()
-        self.pace.observe(shape, ended - (began if self._last_end is None else self._last_end))
+        self.pace.observe(shape, ended - drafting - (began if self._last_end is None else self._last_end))
         self._last_end = ended if self.scheduler.has_work else None
         self._counters.steps += 1
 
@@ -188,7 +198,8 @@ class Engine:
     @property
     def info(self) -> EngineInfo:
         """What is loaded."""
-        plan = self.runner.plan
+        draft = self.runner.draft
+        plans = [self.runner.plan, *(() if draft is None else (draft.plan,))]
         return EngineInfo(
             vocab_size=self.runner.vocab_size,
             context=self.context,
@@ -196,9 +207,10 @@ class Engine:
             fingerprint=self.runner.fingerprint,
             max_sequences=self.runner.max_sequences,
             kv_tokens=self.memory.capacity,
-            weight_bytes=plan.weights,
-            kv_bytes=plan.kv,
-            arena_bytes=plan.arena,
+            draft_context=0 if draft is None else draft.context,
+            weight_bytes=sum(plan.weights for plan in plans),
+            kv_bytes=sum(plan.kv for plan in plans),
+            arena_bytes=sum(plan.arena for plan in plans),
         )
 
     @property
@@ -213,6 +225,9 @@ class Engine:
         counters.swapped = self.scheduler.num_swapped
         counters.drafted = self.scheduler.num_drafted
         counters.accepted = self.scheduler.num_accepted
+        if self._draft_model is not None:
+            counters.drafted_by_model = self._draft_model.policy.num_drafted
+            counters.accepted_by_model = self._draft_model.policy.num_accepted
         counters.kv_blocks_used = sum(pool.num_used for pool in self.memory.pools)
         counters.pins = self._pins.infos
         return counters
@@ -299,6 +314,8 @@ class Engine:
             self._answers.fail(group, InternalError(f"the step of this request failed: {error}"))
         self._pins.clear()
         self.memory.clear_cache()  # blocks of the failed step may hold anything
+        if self._draft_model is not None:
+            self._draft_model.clear()
         self.check()
         return self._answers.take_events()
 
@@ -310,24 +327,28 @@ class Engine:
         """Begin the work beside the steps. `tell` is called, from another thread, when there is something to do or
         `take_identified` has news."""
         self.on_news = tell
-        self._background = self.runner.background(lambda: self.has_work, tell)
+        after: Background | None = None
+        for runner in filter(None, (self.runner, self.runner.draft)):
+            after = runner.background(lambda: self.has_work, tell, after)
+            self._backgrounds.append((runner, after))
 
     def take_identified(self) -> Identified | None:
-        """The digests of the model's files, once: as soon as they have been taken."""
-        if self.runner.digest is not None or self._background is None or self._background.found is None:
-            return None
-        files = self._background.found
-        self.runner.digest = of_model([file.sha256 for file in files])
-        assert self.runner.fingerprint is not None
-        self._open_tier()
-        return Identified(files, self.runner.fingerprint)
+        """The digests of a model's files, once: as soon as they have been taken."""
+        for runner, background in self._backgrounds:
+            if runner.digest is None and background.found is not None:
+                runner.digest = of_model([file.sha256 for file in background.found])
+                if runner is not self.runner:
+                    return Identified(background.found, None)
+                self._open_tier()
+                return Identified(background.found, runner.fingerprint)
+        return None
 
     def close(self) -> None:
         """Give all memory back, and say where the time went, where that was asked for."""
         self._grammars.close()
         if self._tier is not None:
             self._tier.close()
-        if self._background is not None:
-            self._background.close()
+        for _, background in self._backgrounds:
+            background.close()
         sys.stderr.write("".join(map(table, self.runner.profile())))
         self.runner.close()

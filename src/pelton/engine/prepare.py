@@ -1,4 +1,5 @@
-"""A model before it is loaded: opened and introduced to a backend, its memory planned to the byte."""
+"""A model before it is loaded: opened and introduced to a backend, its memory planned to the byte. A draft model
+comes beside it, on the same threads."""
 
 from __future__ import annotations
 
@@ -7,15 +8,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from pelton.backends.base import Backend, BackendConfig, LoadSpec, find
 from pelton.config import EngineConfig
 from pelton.engine import machine
 from pelton.engine.background import known_digest
-from pelton.engine.budget import MemoryBudget, MemoryNeeds, Wishes, divide, required
+from pelton.engine.budget import DraftNeeds, MemoryBudget, MemoryNeeds, Wishes, divide, required
 from pelton.engine.protocol import Needs, Start
 from pelton.engine.runner import Runner
+from pelton.engine.same_vocabulary import Vocabulary, check_same_vocabulary
 from pelton.errors import ConfigError, FormatError, UnsupportedModel
 from pelton.formats import checkpoint as checkpoints
+from pelton.formats.checkpoint import Checkpoint
 from pelton.models.base import Model
 from pelton.models.base import load as load_model
 from pelton.ops.data import CacheGroup, kv_type_named
@@ -27,57 +32,111 @@ AT_LEAST_ZERO = (
     "target_itl", "swap_memory", "max_queue", "max_queue_tokens", "patience", "queue_timeout", "request_timeout",
 )  # fmt: skip
 """Settings that may not be negative."""
+DRAFT_TOKENS, DRAFT_SEQUENCES = 256, 16
+"""The most of a draft model's step: it drafts for few sequences, and reads prompts in small chunks."""
 
 
 class Prepared:
-    """Reads the file's header and no weight. `memory` says what the model takes, `wishes` what is set about it."""
+    """Reads the files' headers and no weight. `memory` says what the model takes, `wishes` what is set about it,
+    `draft` what its draft model takes, if it has one."""
 
     def __init__(self, start: Start) -> None:
         """Raises FormatError, UnsupportedModel or ConfigError."""
-        path, config = Path(start.model_path), start.config
+        config = start.config
+        self.start = start
+        path = Path(start.model_path)
         checkpoint = checkpoints.open(path)
         if start.files not in (None, checkpoint.files):
             raise FormatError(f"{path}: the file was changed since it was first loaded; restart to serve the new one")
-        model = load_model(checkpoint, config.context)
+        self._model = _Opened(checkpoint, config, start)
         settings = BackendConfig(
             _num_threads(config), isa=config.isa or None, profile=config.profile, packed=start.packed
         )
-        self.start = start
-        self._files = checkpoint.files
         self._backend = find("cpu", settings)
-        self._spec = replace(_spec(model, config), digest=known_digest(checkpoint.files, start.known))
-        self.memory = _memory(self._backend, self._spec)
+        self.memory = _memory(self._backend, self._model.spec)
         self.wishes = Wishes(
-            self._spec.max_context,
+            self._model.spec.max_context,
             is_fixed=config.context > 0,
             kv_memory=config.kv_memory,
             swap_memory=config.swap_memory,
             is_shared=start.is_shared,
         )
+        self.draft: DraftNeeds | None = None
+        self._draft_model: _Opened | None = None
+        if start.draft_path is not None:
+            draft = checkpoints.open(start.draft_path)
+            self._draft_model = _Opened(draft, _draft_config(config), start)
+            spec = self._draft_model.spec
+            check_same_vocabulary(
+                Vocabulary(path, checkpoint, self._model.spec.vocab_size),
+                Vocabulary(Path(start.draft_path), draft, spec.vocab_size),
+            )
+            self.draft = DraftNeeds(_memory(self._backend, spec), spec.max_context)
 
     @property
     def needs(self) -> Needs:
         """What it takes, for whoever grants memory."""
-        return Needs(*required(self.memory, self.wishes))
+        return Needs(*required(self.memory, self.wishes, self.draft))
 
     def plan(self, available: int) -> MemoryBudget:
         """How so many bytes are divided. Raises InsufficientMemory."""
-        return divide(self.memory, self.wishes, available)
+        return divide(self.memory, self.wishes, available, self.draft)
 
     def load(self, plan: MemoryBudget, progress: Callable[[float], None] | None = None) -> Runner:
         """Load it. `progress` gets the share that is loaded."""
         log.info("%s: %s", self.start.model_path, plan)
-        spec = self._spec
-        executor = self._backend.load(replace(spec, num_blocks=plan.num_blocks, max_context=plan.context), progress)
+        if plan.draft is None or self._draft_model is None:
+            return self._model.load(self._backend, plan, progress)
+        share = plan.draft.weights / (plan.weights + plan.draft.weights)
+        draft = self._draft_model.load(self._backend, plan.draft, _part(progress, 0.0, share))
+        return self._model.load(self._backend, plan, _part(progress, share, 1.0), draft)
+
+
+class _Opened:
+    """One of the models."""
+
+    def __init__(self, checkpoint: Checkpoint, config: EngineConfig, start: Start) -> None:
+        self._files = checkpoint.files
+        model = load_model(checkpoint, config.context)
+        self.spec = replace(_spec(model, config), digest=known_digest(checkpoint.files, start.known))
+
+    def load(
+        self,
+        backend: Backend,
+        plan: MemoryBudget,
+        progress: Callable[[float], None] | None,
+        draft: Runner | None = None,
+    ) -> Runner:
+        """Load it, after the model that drafts for it."""
+        spec = replace(self.spec, num_blocks=plan.num_blocks, max_context=plan.context)
         return Runner(
-            executor,
+            backend.load(spec, progress),
             files=self._files,
             digest=spec.digest,
-            windows=self.memory.windows,
+            windows=tuple(map(_window, spec.groups)),
             vocab_size=spec.vocab_size,
+            max_tokens=spec.max_tokens,
             max_sequences=spec.max_sequences,
             plan=plan,
+            draft=draft,
         )
+
+
+def _part(progress: Callable[[float], None] | None, start: float, end: float) -> Callable[[float], None] | None:
+    """The progress of a part of the whole."""
+    if progress is None:
+        return None
+    return lambda share: progress(start + share * (end - start))
+
+
+def _draft_config(config: EngineConfig) -> EngineConfig:
+    """A draft model's steps are small, and its context is what it was trained for, as far as it is needed."""
+    return msgspec.structs.replace(
+        config,
+        context=0,
+        max_batch_tokens=min(config.max_batch_tokens, DRAFT_TOKENS),
+        max_sequences=min(config.max_sequences, config.max_batch_tokens, DRAFT_SEQUENCES),
+    )
 
 
 def _num_threads(config: EngineConfig) -> int:

@@ -17,7 +17,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     model_path: str
     config: EngineConfig
     known: tuple[FileDigest, ...] = ()
-    """Digests of the model's files, where they are known. Those of other states of a file are not used."""
+    """Digests of the models' files, where they are known. Those of other states of a file are not used."""
     packed: BoundedFolder | None = None
     """Where packed weights are kept; None: nowhere."""
     prefixes: BoundedFolder | None = None
@@ -26,6 +26,8 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     """Those of an earlier life of the engine: others are refused."""
     is_shared: bool = False
     """Is memory left to other models, unless the settings want all of it?"""
+    draft_path: str | None = None
+    """The draft model's file; None: there is none."""
 
 
 class Grant(msgspec.Struct, frozen=True, tag="grant"):
@@ -86,6 +88,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: int
     kv_tokens: int
     """Tokens that the KV memory holds over all sequences."""
+    draft_context: int = 0
+    """Tokens of a sequence that the draft model can follow; 0: there is no draft model. Bytes are with its own."""
     weight_bytes: int
     kv_bytes: int
     arena_bytes: int
@@ -115,6 +119,9 @@ class Counters(msgspec.Struct, kw_only=True):
     """Tokens that were tried out as drafts."""
     accepted: int = 0
     """Of those, the ones that the model drew itself."""
+    drafted_by_model: int = 0
+    """Of those that were tried out, the ones that the draft model drew."""
+    accepted_by_model: int = 0
     prompt_tokens: int = 0
     """Prompt tokens of requests that ended, those from the cache included."""
     cached_tokens: int = 0
@@ -167,10 +174,11 @@ class Alive(msgspec.Struct, frozen=True, tag="alive"):
 
 
 class Identified(msgspec.Struct, frozen=True, tag="identified"):
-    """The digests of the model's files have been taken. Comes at most once, and not where they were known."""
+    """The digests of a model's files have been taken. Comes at most once for each, and not where they were known."""
 
     files: tuple[FileDigest, ...]
-    fingerprint: str
+    fingerprint: str | None
+    """The numerics fingerprint; None: the files are the draft model's, which it does not depend on."""
 
 
 class Events(msgspec.Struct, frozen=True, tag="events"):

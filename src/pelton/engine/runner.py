@@ -23,28 +23,35 @@ class Runner:
         digest: str | None,
         windows: tuple[int | None, ...],
         vocab_size: int,
+        max_tokens: int,
         max_sequences: int,
         plan: MemoryBudget,
+        draft: Runner | None = None,
     ) -> None:
         self._executor = executor
         self.windows = windows
         self.num_blocks = plan.num_blocks
         self.vocab_size = vocab_size
         self.context = plan.context
+        self.max_tokens = max_tokens
         self.max_sequences = max_sequences
         self.plan = plan
         self.files = files
         self.digest = digest
         """Of the model's files; None while it is not known."""
+        self.draft = draft
+        """The model that drafts for this one."""
 
     @property
     def fingerprint(self) -> str | None:
         """The numerics fingerprint; None while the model's digest is not known."""
         return None if self.digest is None else self._executor.fingerprint(self.digest)
 
-    def background(self, is_busy: Callable[[], bool], tell: Callable[[], None]) -> Background:
-        """Begin what is done beside the steps."""
-        return Background(self.files, self._executor, self.digest, is_busy=is_busy, tell=tell)
+    def background(
+        self, is_busy: Callable[[], bool], tell: Callable[[], None], after: Background | None = None
+    ) -> Background:
+        """Begin what is done beside the steps, `after` that of another model."""
+        return Background(self.files, self._executor, self.digest, is_busy=is_busy, tell=tell, after=after)
 
     def move(self, moves: Iterable[Move]) -> None:
         """Make the moves, in order."""
@@ -74,5 +81,7 @@ class Runner:
         return self._executor.profile()
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Give all memory back, that of the draft model, too."""
+        if self.draft is not None:
+            self.draft.close()
         self._executor.close()

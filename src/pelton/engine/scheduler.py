@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pelton.engine.batch import num_drafted, scored
+from pelton.engine.draft_policy import Drafting
 from pelton.engine.fairness import OUTPUT
 from pelton.engine.kv_memory import Fetch, KVMemory, Match, namespace_of
 from pelton.engine.moves import Move
@@ -50,6 +51,8 @@ class Work:
     moves: list[Move] = field(default_factory=list)
     num_bytes: int = 0
     """Of the moves."""
+    drafting: Drafting | None = None
+    """What the draft model does first, which is no part of the shape."""
 
     @property
     def shape(self) -> Shape:
@@ -99,6 +102,7 @@ class Scheduler:
         self.speculation = speculation
         self.began = 0.0
         """When the step under way began, on the engine's clock."""
+        self.draft_model = None if speculation is None else speculation.model
         self.num_preempted = self.num_swapped = self.num_drafted = self.num_accepted = 0
         self._to_read: list[tuple[Fetch, list[Place]]] = []
         self._num_mixed = 0
@@ -162,13 +166,27 @@ class Scheduler:
     def _give_drafts(self, work: Work, speculation: Speculation) -> None:
         """Let sequences that decode try drafts."""
         spare = self.max_tokens - len(work.chunks)
-        speculation.draft(work.shape, work.chunks, spare)
+        work.drafting = speculation.draft(work.shape, work.chunks, spare)
         for sequence in work.chunks:
             if sequence.draft:
                 num_drafted = min(len(sequence.draft), spare, self.memory.room(sequence) - 1)
                 self.memory.grow(sequence, 1 + num_drafted)
                 work.chunks[sequence] += num_drafted
                 spare -= num_drafted
+        if work.drafting is not None and not self._give_depths(work.drafting, spare):
+            work.drafting = None
+
+    def _give_depths(self, drafting: Drafting, spare: int) -> bool:
+        """Room for the drafts that the draft model is to make. False: nothing is left for it to do."""
+        for sequence, depth in list(drafting.depths.items()):
+            depth = min(depth, spare, self.memory.room(sequence) - 1)
+            if depth > 0:
+                drafting.depths[sequence] = depth
+                self.memory.grow(sequence, 1 + depth)
+                spare -= depth
+            else:
+                del drafting.depths[sequence], drafting.chunks[sequence]
+        return bool(drafting.chunks)
 
     def _give_prefills(self, work: Work, prefills: list[Sequence]) -> None:
         tokens, seconds = self.max_tokens - sum(work.chunks.values()), self._spare_seconds(work)
@@ -303,6 +321,8 @@ class Scheduler:
         seconds = self.pace.chunk_seconds(0, sequence.num_computed)
         self.num_swapped += self.memory.save(sequence, seconds, self.pace.prices.byte)
         self.memory.release(sequence)
+        if self.draft_model is not None:
+            self.draft_model.forget(sequence)
         self._wait_again(sequence)
         self.num_preempted += 1
 
@@ -320,6 +340,8 @@ class Scheduler:
                 drafted = num_drafted(sequence, num_tokens)
                 self.num_drafted += drafted
                 self.num_accepted += kept
+                if self.draft_model is not None:
+                    self.draft_model.tell(sequence, kept)
                 num_tokens -= drafted - kept
                 sequence.tokens += sequence.draft[:kept]
                 sequence.draft = array("i")
@@ -408,6 +430,8 @@ class Scheduler:
                 self._promote(sequence).state = "compiling"
         elif sequence.state == "forking":
             sequence.group.parent_of(sequence).children.remove(sequence)
+        if self.draft_model is not None:
+            self.draft_model.finish(sequence)
         if sequence.num_output:
             self._mean_output += (sequence.num_output - self._mean_output) / 16
         sequence.state = "finished"
@@ -429,3 +453,5 @@ class Scheduler:
     def check(self) -> None:
         """Raise `InternalError` unless every block is accounted for."""
         self.memory.check([*self.running, *self.waiting, *self.loading])
+        if self.draft_model is not None:
+            self.draft_model.shadows.check(self.running)

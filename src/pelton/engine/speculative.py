@@ -18,7 +18,9 @@ from collections.abc import Mapping
 from itertools import chain, islice
 
 from pelton.backends.base import Sampled
+from pelton.engine.acceptance import Acceptance
 from pelton.engine.batch import Row
+from pelton.engine.draft_policy import Drafting, DraftPolicy, Plan, with_rows
 from pelton.engine.lookup import LONGEST, Lookup
 from pelton.engine.pace import Pace, Shape
 from pelton.engine.sequence import Sequence
@@ -42,10 +44,6 @@ NUM_PROBES = 6
 
 FIRST_CHANCES = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.9)
 """That a drafted token is right, by the bits of the match's length, before anything was seen."""
-WEIGHT = 4.0
-"""Observations that what was thought before stands for."""
-FIRST_TRUST = (2.0, 2.5)
-"""How often a new sequence counts as having been right, and as expected to be: a little less than others."""
 
 
 def count_accepted(rows: list[Row], sampled: Sampled) -> dict[Sequence, int]:
@@ -60,39 +58,17 @@ def count_accepted(rows: list[Row], sampled: Sampled) -> dict[Sequence, int]:
     return accepted
 
 
-class Acceptance:
-    """How often the token behind a match of some length was right; what is older counts less. Lengths are told apart
-    by their number of bits. `prior`: what is thought of where little was seen; None: a guess."""
+class MatchAcceptance(Acceptance):
+    """How often the token behind a match of some length was right. Lengths are told apart by their number of bits."""
 
-    __slots__ = ("_expected", "_keep", "_prior", "_right", "_seen", "_trusted")
+    __slots__ = ()
 
-    def __init__(self, prior: Acceptance | None = None, window: float = 24.0) -> None:
-        self._prior = prior
-        self._keep = 1 - 1 / window
-        self._seen = [0.0] * (LONGEST.bit_length() + 1)
-        self._right = [0.0] * (LONGEST.bit_length() + 1)
-        self._trusted, self._expected = FIRST_TRUST
-        """How often it was right, and how often the prior would have had it."""
+    def __init__(self, prior: MatchAcceptance | None = None, window: float = 24.0) -> None:
+        super().__init__(FIRST_CHANCES, prior, window)
 
     def learn(self, length: int, is_right: bool) -> None:
-        """One more observation, also for the prior."""
-        bits = length.bit_length()
-        self._trusted = self._trusted * self._keep + is_right
-        self._expected = self._expected * self._keep + self._thought(bits)
-        self._seen[bits] = self._seen[bits] * self._keep + 1
-        self._right[bits] = self._right[bits] * self._keep + is_right
-        if self._prior is not None:
-            self._prior.learn(length, is_right)
-
-    def _thought(self, bits: int) -> float:
-        return FIRST_CHANCES[bits] if self._prior is None else self._prior.chance(bits)
-
-    def chance(self, bits: int) -> float:
-        """That the token behind a match with a length of so many bits is right."""
-        thought = self._thought(bits)
-        if self._prior is not None:  # a text that is less like its past than others is so at all lengths
-            thought *= min(1.0, self._trusted / self._expected)
-        return (self._right[bits] + WEIGHT * thought) / (self._seen[bits] + WEIGHT)
+        """One more observation."""
+        self.observe(length.bit_length(), is_right)
 
     def gains(self, length: int, num_tokens: int) -> list[float]:
         """For each token of a draft behind a match of that length, how likely it is accepted, as far as that is likely
@@ -113,42 +89,51 @@ class Drafter:
 
     __slots__ = ("acceptance", "lookup")
 
-    def __init__(self, everyone: Acceptance) -> None:
+    def __init__(self, everyone: MatchAcceptance) -> None:
         self.lookup = Lookup()
-        self.acceptance = Acceptance(everyone)
+        self.acceptance = MatchAcceptance(everyone)
 
 
 class Speculation:
-    """Decides per step which sequences get drafts, and how long ones."""
+    """Decides per step which sequences get drafts, and how long ones. `model`: the policy of a draft model."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Pace, model: DraftPolicy | None = None) -> None:
         self.pace = pace
-        self._everyone = {is_drawn: Acceptance(window=1000.0) for is_drawn in (False, True)}
+        self.model = model
+        self._everyone = {is_drawn: MatchAcceptance(window=1000.0) for is_drawn in (False, True)}
         """Of greedy sequences and of others."""
         self._turn = 0
         self._num_probes = 0
         self._until_probe = self._probe_after = FIRST_PROBE
 
-    def draft(self, shape: Shape, sequences: Mapping[Sequence, int], spare: int) -> None:
-        """Give sequences of a step their drafts, of `spare` tokens at most in all. All of them decode; `shape` is what
-        the step does without drafts."""
-        offers = self._offers(sequences, spare)
-        if not offers:
-            return
-        lengths = self._choose(shape, offers, spare)
-        for sequence, num_tokens in lengths.items():
-            sequence.draft = _permitted(sequence, num_tokens)
+    def draft(self, shape: Shape, sequences: Mapping[Sequence, int], spare: int) -> Drafting | None:
+        """Give sequences of a step their drafts, of `spare` tokens at most in all; those that the draft model is to
+        make are returned. All of them decode; `shape` is what the step does without drafts."""
+        looked = self._looked(sequences)
+        offers = self._offers(looked, spare)
+        if not offers and self.model is None:
+            return None
+        plan = self._choose(shape, offers, spare)
+        drafting = None if self.model is None else self.model.plan(shape, looked, plan, spare)
+        for sequence, num_tokens in plan.lengths.items():
+            if drafting is None or sequence not in drafting.depths:
+                sequence.draft = _permitted(sequence, num_tokens)
+        return drafting
 
-    def _offers(self, sequences: Mapping[Sequence, int], spare: int) -> list[tuple[float, int, Sequence]]:
-        """All tokens that could be drafted: how likely each is accepted, its place in its draft (negative), and of
-        which sequence."""
+    def _looked(self, sequences: Mapping[Sequence, int]) -> list[Sequence]:
+        """The sequences whose turn it is to be looked at. The tokens of a beam search's slots change with their
+        hypotheses."""
         start = self._turn % len(sequences) if len(sequences) > MAX_LOOKED else 0
         self._turn = start + MAX_LOOKED
+        looked = islice(chain(islice(sequences, start, None), islice(sequences, start)), MAX_LOOKED)
+        return [sequence for sequence in looked if sequence.group.beams is None]
+
+    def _offers(self, looked: list[Sequence], spare: int) -> list[tuple[float, int, Sequence]]:
+        """All tokens that lookup could draft: how likely each is accepted, its place in its draft (negative), and of
+        which sequence."""
         offers: list[tuple[float, int, Sequence]] = []
-        for sequence in islice(chain(islice(sequences, start, None), islice(sequences, start)), MAX_LOOKED):
+        for sequence in looked:
             drafter = sequence.drafter
-            if sequence.group.beams is not None:  # the tokens of a slot change with its hypothesis
-                continue
             if drafter is None:
                 drafter = sequence.drafter = Drafter(self._everyone[sequence.group.request.sampling.temperature > 0])
             lookup = drafter.lookup
@@ -159,8 +144,8 @@ class Speculation:
             offers += [(gain, -place, sequence) for place, gain in enumerate(gains)]
         return offers
 
-    def _choose(self, shape: Shape, offers: list[tuple[float, int, Sequence]], spare: int) -> dict[Sequence, int]:
-        """How many tokens to draft for which sequences."""
+    def _choose(self, shape: Shape, offers: list[tuple[float, int, Sequence]], spare: int) -> Plan:
+        """How many tokens to draft for which sequences by lookup, and what that is expected to give."""
         offers.sort(key=lambda offer: offer[:2], reverse=True)
         plain = self.pace.predict(shape)
         within = plain + self.pace.spare(shape, 0) if shape.num_tokens > 1 else math.inf  # others wait for this step
@@ -168,7 +153,7 @@ class Speculation:
         best, num_best, tokens = LEAST_GAIN * shape.num_tokens / plain, 0, float(shape.num_tokens)
         for num_drafted, (gain, _, _) in enumerate(islice(offers, spare), 1):
             tokens += gain
-            drafted = _with_rows(shape, num_drafted, each)
+            drafted = with_rows(shape, num_drafted, each)
             seconds = self.pace.predict(drafted) * self.pace.doubt(drafted)
             if seconds > within:
                 break
@@ -176,11 +161,13 @@ class Speculation:
                 best, num_best = tokens / seconds, num_drafted
             elif tokens / seconds < PAST * best:
                 break
-        num_best = self._probe(shape, offers[:spare], num_best, within)
+        if offers:
+            num_best = self._probe(shape, offers[:spare], num_best, within)
         lengths: dict[Sequence, int] = {}
         for _, _, sequence in offers[:num_best]:
             lengths[sequence] = lengths.get(sequence, 0) + 1
-        return lengths
+        tokens = shape.num_tokens + sum(gain for gain, _, _ in offers[:num_best])
+        return Plan(lengths, tokens, self.pace.predict(with_rows(shape, num_best, each)) if num_best else plain)
 
     def _probe(self, shape: Shape, offers: list[tuple[float, int, Sequence]], num_best: int, within: float) -> int:
         """How many tokens to draft in place of `num_best`: more, if it is time to see what they cost, and they would
@@ -195,21 +182,11 @@ class Speculation:
         gains = [gain for gain, _, _ in offers[:wanted]]
         if shape.num_tokens + sum(gains) < LEAST_GAIN * (shape.num_tokens + sum(gains[:num_best])):
             return num_best
-        if self.pace.predict(_with_rows(shape, wanted, 0)) > within:
+        if self.pace.predict(with_rows(shape, wanted, 0)) > within:
             return num_best
         self._num_probes += 1
         self._until_probe = self._probe_after = min(2 * self._probe_after, LAST_PROBE)
         return wanted
-
-
-def _with_rows(shape: Shape, num_rows: int, context: int) -> Shape:
-    return Shape(
-        shape.num_tokens + num_rows,
-        shape.num_rows + num_rows,
-        shape.num_read + num_rows,
-        shape.num_pairs + num_rows * context,
-        shape.num_bytes,
-    )
 
 
 def _permitted(sequence: Sequence, num_tokens: int) -> array[int]:

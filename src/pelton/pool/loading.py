@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from pelton.config import HubConfig
 from pelton.engine.client import EngineClient
 from pelton.engine.link import Opening
-from pelton.errors import FormatError
+from pelton.errors import ConfigError, FormatError
 from pelton.formats.digest import FileDigest
 from pelton.hub import digests
 from pelton.hub.pull import pull
@@ -31,15 +31,16 @@ T = TypeVar("T")
 
 
 class Found(NamedTuple):
-    """A model's file, and the digests that are known of it."""
+    """A model's file, that of its draft model, if it has one, and the digests that are known of them."""
 
     path: Path
     known: tuple[FileDigest, ...]
+    draft_path: Path | None = None
 
 
 async def find(spec: ModelSpec, hub: HubConfig, report: Report, *, may_fetch: bool) -> Found:
-    """The file of a model; where it is not here it is fetched, if that may be."""
-    return await in_daemon_thread(lambda: _find(spec.model, hub, report if may_fetch else None))
+    """The file of a model, and that of its draft model; what is not here is fetched, if that may be."""
+    return await in_daemon_thread(lambda: _find_both(spec, hub, report if may_fetch else None))
 
 
 async def open_model(
@@ -52,6 +53,7 @@ async def open_model(
         path,
         spec.engine,
         in_process=in_process,
+        draft_path=found.draft_path,
         known=found.known,
         packed=store.packed if hub.packed_cache_size > 0 else None,
         prefixes=store.prefixes if hub.prefix_cache_size > 0 else None,
@@ -97,6 +99,17 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, daemon=True, name="pelton pull").start()
     return await future
+
+
+def _find_both(spec: ModelSpec, hub: HubConfig, report: Report | None) -> Found:
+    draft = spec.engine.draft_model
+    if draft and spec.engine.speculation == "off":
+        raise ConfigError("draft_model is given, but speculation is off", param="draft_model")
+    found = _find(spec.model, hub, report)
+    if not draft:
+        return found
+    drafting = _find(draft, hub, report)
+    return Found(found.path, (*found.known, *drafting.known), drafting.path)
 
 
 def _find(model: str, hub: HubConfig, report: Report | None) -> Found:

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from pelton.config import Config
 from pelton.engine import machine
 from pelton.engine.link import Opening
@@ -185,7 +187,7 @@ class Pool:
         return ModelSpec(
             name=name,
             model=name,
-            engine=self._config.engine,
+            engine=msgspec.structs.replace(self._config.engine, draft_model=""),  # which is for those that were named
             text=self._config.text,
             keep_alive=self._config.pool.keep_alive,
         )

@@ -1,0 +1,393 @@
+"""When the draft model drafts, for which sequences and how far, and when it reads what it has missed.
+
+It is asked for what lookup does not offer better. A step with its drafts is predicted as a whole: its own runs, one per
+token of the longest draft, and the target's step with the rows to verify. What brings the most tokens per second wins,
+plain decoding included. While it drafts, each further token must still bring more than its time is worth; how sure
+the draft model was of those before tells how likely they are right.
+
+A sequence that the draft model has not followed has to be read first, its prompt above all: in chunks beside the steps,
+and only where what is left of the answer is expected to earn that back. So a model whose drafts do not pay never
+computes a prompt twice.
+
+What is not known yet has to be tried. All that is spent without being sure of it comes out of a purse, in seconds:
+a little at the beginning, a small share of the time of every step, and what drafts have won. When it is empty, steps
+are plain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pelton.engine.acceptance import Acceptance
+from pelton.engine.pace import Pace, Shape, num_pairs
+from pelton.engine.sequence import Sequence
+from pelton.engine.shadows import Shadows
+
+MAX_DEPTH = 8
+"""Tokens of a draft."""
+LEAST_GAIN = 1.04
+"""Predicted gain in speed below which the draft model is left alone: predictions are off by a little."""
+PAST = 0.8
+"""At this share of the best speed, longer drafts are looked at no more."""
+READY = 16
+"""Tokens that a shadow may lag behind and be caught up within the first run of a draft."""
+MARGIN = 1.5
+"""How many times the reading of a text must be expected to be earned back."""
+ALLOWANCE, EARNED, MOST = 16.0, 0.02, 48.0
+"""The purse: plain steps that it starts with, share of each step that is added, plain steps that it holds at most."""
+KNOWN = 12.0
+"""Tokens drafted before what is seen of them is trusted more than the purse."""
+PROBE_DEPTH, PROBE_STEPS = 2, 4
+"""A trial: so many steps with drafts of so many tokens."""
+FIRST_WAIT, LAST_WAIT = 32, 1024
+"""Steps from one trial to the next, which double."""
+PLACES = (0.7, 0.7, 0.7, 0.7)
+"""That a drafted token is right where those before it are, by its place; the last one has the rest."""
+BOUNDS = (0.3, 0.5, 0.7, 0.85, 0.95, 0.99)
+"""Of the probability that the draft model gave to its token."""
+SURE = (0.2, 0.4, 0.55, 0.7, 0.82, 0.92, 0.97)
+"""That the token is right, between these bounds."""
+
+
+class Plan(NamedTuple):
+    """What a step is expected to bring: tokens, in so many seconds. `lengths`: of the drafts by lookup."""
+
+    lengths: dict[Sequence, int]
+    num_tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.num_tokens / self.seconds
+
+
+@dataclass
+class Drafting:
+    """The draft model's part of a step. `chunks`: the tokens of each sequence that its first run reads.
+    `depths`: for which of these it drafts, and how many tokens at most."""
+
+    chunks: dict[Sequence, int] = field(default_factory=dict)
+    depths: dict[Sequence, int] = field(default_factory=dict)
+    least: float = 0.0
+    """Tokens per second that a further token has to bring."""
+    row_seconds: float = 0.0
+    """What a row more adds to the target's step."""
+    earned: float = 0.0
+    """Seconds of reading that are expected to be earned back, and not paid by the purse."""
+    seconds: float = 0.0
+    """What the runs took, once they have been made."""
+
+
+@dataclass
+class Candidate:
+    """A sequence that the draft model could draft for."""
+
+    sequence: Sequence
+    num_behind: int
+    """Tokens to read before the next one can be drafted."""
+    gains: list[float]
+    """For each token of a draft, how likely it is accepted."""
+
+
+class Guesses:
+    """What is known of the draft model's tokens for one kind of sequence: greedy ones, or others."""
+
+    def __init__(self) -> None:
+        self.places = Acceptance(PLACES, window=400.0)
+        self.sureness = Acceptance(SURE, window=1000.0)
+
+
+class DraftPolicy:
+    """Decisions for one draft model. `pace`: of the target's steps. `weight`: the draft model's size as a share of the
+    target's, from which its speed is guessed until it is measured. `max_tokens`: of a run."""
+
+    def __init__(self, pace: Pace, shadows: Shadows, *, weight: float, max_tokens: int) -> None:
+        self.shadows = shadows
+        self.costs = Pace()
+        """Of the draft model's runs."""
+        self.num_drafted = self.num_accepted = 0
+        self._pace = pace
+        self._weight = weight
+        self._max_tokens = max_tokens
+        self._ready = min(READY, max_tokens)
+        self._is_timed = False
+        self._guesses = {is_drawn: Guesses() for is_drawn in (False, True)}
+        self._own: dict[Sequence, Acceptance] = {}
+        """By place, of each sequence that has had drafts."""
+        self._drafts: dict[Sequence, list[int]] = {}
+        """How sure the draft model was of each token of the drafts that are tried in this step."""
+        self._purse: float | None = None
+        self._spent = 0.0
+        """Seconds that this step takes more for its drafts."""
+        self._token_seconds = 0.0
+        """What an accepted token saves."""
+        self._trials = 0
+        """Steps that are left of a trial."""
+        self._until_trial = self._wait = FIRST_WAIT
+        self._mean_output = 100.0
+
+    # what is decided before a step
+
+    def plan(self, shape: Shape, sequences: Iterable[Sequence], lookups: Plan, spare: int) -> Drafting | None:
+        """The draft model's part of a step that does `shape` without drafts, and `lookups` with those. None: it has
+        none. A sequence that it drafts for does without its draft by lookup."""
+        plain = self._pace.predict(shape)
+        purse = self._settle(plain, shape.num_tokens)
+        self.shadows.turn()
+        self._until_trial -= 1
+        if purse < 0:
+            return None
+        candidates = [each for sequence in sequences if (each := self._candidate(sequence, spare)) is not None]
+        if not candidates:
+            return None
+        ready = [each for each in candidates if each.num_behind <= self._ready]
+        within = plain + self._pace.spare(shape, 0)
+        drafting = self._drafts_of(shape, ready, lookups, within, plain, spare) if ready else None
+        self._read(drafting := drafting or Drafting(), shape, candidates, lookups, within)
+        return drafting if drafting.chunks else None
+
+    def _settle(self, plain: float, num_tokens: int) -> float:
+        """What is in the purse after the last step."""
+        if self._purse is None:
+            self._purse = ALLOWANCE * plain
+        self._purse = min(self._purse + EARNED * plain - self._spent, MOST * plain)
+        self._spent, self._token_seconds = 0.0, plain / num_tokens
+        return self._purse
+
+    def _candidate(self, sequence: Sequence, spare: int) -> Candidate | None:
+        num_tokens = sequence.num_tokens
+        most = min(MAX_DEPTH, spare, sequence.max_length - num_tokens - 1, self.shadows.context - num_tokens)
+        if most <= 0:
+            return None
+        shadow = self.shadows.get(sequence)
+        behind = num_tokens if shadow is None else shadow.num_new
+        return Candidate(sequence, behind, self._gains(sequence, most))
+
+    def _gains(self, sequence: Sequence, num_tokens: int) -> list[float]:
+        known = self._own.get(sequence) or self._guesses[_is_drawn(sequence)].places
+        gains, gain = [], 1.0
+        for place in range(num_tokens):
+            gain *= known.chance(min(place, len(PLACES) - 1))
+            gains.append(gain)
+        return gains
+
+    def _drafts_of(
+        self, shape: Shape, ready: list[Candidate], lookups: Plan, within: float, plain: float, spare: int
+    ) -> Drafting | None:
+        """Drafts for those that are ready, where they beat everything else, or are on trial."""
+        rest = [each for each in ready if each.sequence not in lookups.lengths]
+        without = Plan({}, float(shape.num_tokens), plain)
+        best, chosen, floor = lookups, [], max(LEAST_GAIN * without.rate, lookups.rate)
+        for others, base in ((rest, lookups), (ready, without)):
+            found = self._deepest(shape, others, base, within) if others else base
+            if found.rate > max(floor, best.rate):
+                best, chosen = found, others
+        if chosen:
+            return self._commission(shape, chosen, best.rate, MAX_DEPTH, spare)
+        return self._try(shape, rest, within, spare)
+
+    def _deepest(self, shape: Shape, chosen: list[Candidate], base: Plan, within: float) -> Plan:
+        """The best that a step can bring with drafts of one length for all who are chosen, beside those of `base`."""
+        num_rows = sum(base.lengths.values())
+        each = shape.num_pairs // shape.num_tokens
+        seconds, again = self._first_run(chosen), self._next_run(chosen)
+        best, tokens = base, base.num_tokens
+        for depth in range(MAX_DEPTH):
+            more = [candidate.gains[depth] for candidate in chosen if depth < len(candidate.gains)]
+            tokens += sum(more)
+            num_rows += len(more)
+            verified = with_rows(shape, num_rows, each)
+            total = seconds + self._pace.predict(verified) * self._pace.doubt(verified)
+            if not more or (shape.num_tokens > 1 and total > within):
+                break
+            if tokens / total > best.rate:
+                best = Plan(base.lengths, tokens, total)
+            elif tokens / total < PAST * best.rate:
+                break
+            seconds += again
+        return best
+
+    def _first_run(self, chosen: list[Candidate]) -> float:
+        shape = Shape()
+        for candidate in chosen:
+            behind = min(candidate.num_behind, self._ready)
+            start = candidate.sequence.num_tokens - behind
+            shape = _sum(shape, Shape(behind, 1, start + behind, num_pairs(start, behind)))
+        return self.predict(shape)
+
+    def _next_run(self, chosen: list[Candidate]) -> float:
+        num_read = sum(candidate.sequence.num_tokens for candidate in chosen)
+        return self.predict(Shape(len(chosen), len(chosen), num_read, num_read))
+
+    def predict(self, shape: Shape) -> float:
+        """Seconds that a run of the draft model takes."""
+        return self.costs.predict(shape) if self._is_timed else self._weight * self._pace.predict(shape)
+
+    def _read_seconds(self, num_read: int, num_tokens: int) -> float:
+        """What reading so many tokens more takes, beside `num_read` that have been read."""
+        if self._is_timed:
+            return self.costs.chunk_seconds(num_read, num_tokens)
+        return self._weight * self._pace.chunk_seconds(num_read, num_tokens)
+
+    def _commission(
+        self, shape: Shape, chosen: list[Candidate], least: float, depth: int, spare: int
+    ) -> Drafting | None:
+        drafting, left = Drafting(least=least), self._max_tokens
+        each = shape.num_pairs // shape.num_tokens
+        one, two = (self._pace.predict(with_rows(shape, rows, each)) for rows in (len(chosen), 2 * len(chosen)))
+        drafting.row_seconds = max(0.0, (two - one) / len(chosen))
+        for candidate in chosen:
+            sequence, behind = candidate.sequence, candidate.num_behind
+            num_tokens = min(depth, len(candidate.gains), spare)
+            if num_tokens > 0 and behind <= left and self._fits(sequence, behind + num_tokens):
+                drafting.chunks[sequence] = behind
+                drafting.depths[sequence] = num_tokens
+                spare -= num_tokens
+                left -= behind
+        return drafting if drafting.depths else None
+
+    def _fits(self, sequence: Sequence, num_tokens: int) -> bool:
+        return (
+            self.shadows.get(sequence) is not None or self.shadows.start(sequence) is not None
+        ) and self.shadows.grow(sequence, num_tokens)
+
+    def _try(self, shape: Shape, rest: list[Candidate], within: float, spare: int) -> Drafting | None:
+        """A trial for one sequence, where it is time for one and the purse allows it."""
+        if not rest or (self._trials == 0 and self._until_trial > 0):
+            return None
+        one = [min(rest, key=lambda candidate: candidate.num_behind)]
+        rows = with_rows(shape, PROBE_DEPTH, 0)
+        seconds = self._first_run(one) + (PROBE_DEPTH - 1) * self._next_run(one)
+        more = seconds + self._pace.predict(rows) - self._pace.predict(shape)
+        if self._trials == 0:
+            if (self._purse or 0.0) < PROBE_STEPS * more:
+                return None
+            self._trials = PROBE_STEPS
+            self._until_trial = self._wait = min(2 * self._wait, LAST_WAIT)
+        if shape.num_tokens > 1 and self._pace.predict(shape) + more > within:
+            return None
+        self._trials -= 1
+        return self._commission(shape, one, 0.0, PROBE_DEPTH, spare)
+
+    def _read(
+        self, drafting: Drafting, shape: Shape, candidates: list[Candidate], lookups: Plan, within: float
+    ) -> None:
+        """Have the draft model read on in texts that it is behind in."""
+        late = [each for each in candidates if each.num_behind > self._ready]
+        if not late:
+            return
+        option = self._deepest(shape, candidates, lookups, math.inf)
+        saved = 1 / lookups.rate - 1 / option.rate  # per token
+        seconds = within - self._pace.predict(shape)
+        if drafting.chunks:
+            seconds -= self._first_run(candidates)
+        left = self._max_tokens - sum(drafting.chunks.values())
+        for candidate in sorted(late, key=lambda each: each.num_behind):
+            sequence, start = candidate.sequence, candidate.sequence.num_tokens - candidate.num_behind
+            cost = self._read_seconds(start, candidate.num_behind)
+            is_earned = self._is_earned(candidate, saved, cost)
+            if seconds <= 0 or left <= 0 or not (is_earned or self._is_affordable(candidate, saved, cost)):
+                continue
+            if (shadow := self.shadows.get(sequence) or self.shadows.start(sequence)) is None:
+                continue
+            per_token = cost / candidate.num_behind
+            num_tokens = min(shadow.num_new - 1, left, max(1, int(seconds / per_token)))
+            if num_tokens > 0 and self.shadows.grow(sequence, num_tokens):
+                drafting.chunks[sequence] = num_tokens
+                drafting.earned += num_tokens * per_token * is_earned
+                seconds -= num_tokens * per_token
+                left -= num_tokens
+
+    def _is_earned(self, candidate: Candidate, saved: float, cost: float) -> bool:
+        """Is what reading a text costs expected to be earned back by the rest of its answer?"""
+        sequence = candidate.sequence
+        if self._guesses[_is_drawn(sequence)].places.num_seen < KNOWN:
+            return False
+        rest = max(self._mean_output - sequence.num_output, sequence.num_output / 2)
+        return saved * min(sequence.max_length - sequence.num_tokens, rest) > MARGIN * cost
+
+    def _is_affordable(self, candidate: Candidate, saved: float, cost: float) -> bool:
+        """May it be read for finding out what drafts give?"""
+        known = self._guesses[_is_drawn(candidate.sequence)].places.num_seen >= KNOWN
+        return (self._until_trial <= 0 or (saved > 0 and not known)) and (self._purse or 0.0) > cost
+
+    # while drafts are made
+
+    def goes_on(self, drafting: Drafting, gain: float, place: int, sequence: Sequence, seconds: float) -> bool:
+        """Is a token more worth its time, where those before are right with a chance of `gain`, and its part of the
+        run takes so many seconds?"""
+        known = self._own.get(sequence) or self._guesses[_is_drawn(sequence)].places
+        gain *= known.chance(min(place, len(PLACES) - 1))
+        return gain >= drafting.least * (seconds + drafting.row_seconds)
+
+    def sureness(self, sequence: Sequence, probability: float) -> tuple[int, float]:
+        """Of a token that the draft model drew with that probability: its kind, and how likely it is right."""
+        kind = sum(probability >= bound for bound in BOUNDS)
+        return kind, self._guesses[_is_drawn(sequence)].sureness.chance(kind)
+
+    def observe(self, shape: Shape, seconds: float) -> None:
+        """A run of the draft model took so long."""
+        self.costs.observe(shape, seconds)
+        self._is_timed = True
+
+    # what came of it
+
+    def drafted(self, drafting: Drafting, shape: Shape, kinds: dict[Sequence, list[int]]) -> None:
+        """The drafts are made, and `kinds` tell how sure their tokens are; the step does `shape` beside them."""
+        self._drafts = {sequence: each for sequence, each in kinds.items() if each}
+        num_rows = sum(map(len, kinds.values()))
+        rows = with_rows(shape, num_rows, shape.num_pairs // shape.num_tokens)
+        self._spent += (
+            max(0.0, drafting.seconds - drafting.earned) + self._pace.predict(rows) - self._pace.predict(shape)
+        )
+
+    def tell(self, sequence: Sequence, num_accepted: int) -> None:
+        """A sequence keeps so many tokens of its draft."""
+        kinds = self._drafts.pop(sequence, None)
+        if kinds is None:  # it was drafted by lookup
+            return
+        self.num_drafted += len(kinds)
+        self.num_accepted += num_accepted
+        self._spent -= num_accepted * self._token_seconds
+        guesses = self._guesses[_is_drawn(sequence)]
+        own = self._own.get(sequence)
+        if own is None:
+            own = self._own[sequence] = Acceptance(PLACES, guesses.places)
+        for place, kind in enumerate(kinds[: num_accepted + 1]):
+            own.observe(min(place, len(PLACES) - 1), place < num_accepted)
+            guesses.sureness.observe(kind, place < num_accepted)
+
+    def forget(self, sequence: Sequence) -> None:
+        """A sequence has been displaced, or has ended."""
+        self.shadows.forget(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """A sequence has ended."""
+        self.forget(sequence)
+        self._own.pop(sequence, None)
+        self._drafts.pop(sequence, None)
+        if sequence.num_output:
+            self._mean_output += (sequence.num_output - self._mean_output) / 16
+
+
+def with_rows(shape: Shape, num_rows: int, context: int) -> Shape:
+    """The shape of a step with so many drafted tokens more, each of which sees `context`."""
+    return Shape(
+        shape.num_tokens + num_rows,
+        shape.num_rows + num_rows,
+        shape.num_read + num_rows,
+        shape.num_pairs + num_rows * context,
+        shape.num_bytes,
+    )
+
+
+def _sum(one: Shape, other: Shape) -> Shape:
+    return Shape(*(a + b for a, b in zip(one, other, strict=True)))
+
+
+def _is_drawn(sequence: Sequence) -> bool:
+    return sequence.group.request.sampling.temperature > 0
