@@ -128,7 +128,7 @@ def test_a_full_queue_says_so(tmp_path, smollm2):
 def test_a_signal_drains(tmp_path, smollm2):
     with serving(tmp_path, str(smollm2), "--served-name", "m", "--context", "1024") as server:
         engine = server.children()
-        chunks = stream(server, {**STORY, "max_tokens": 100, "ignore_eos": True})
+        chunks = stream(server, {**STORY, "max_tokens": 300, "ignore_eos": True})
         seen = [next(chunks) for _ in range(3)]
         half_sent = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20)
         half_sent.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nContent-Length: 50\r\n\r\n{")
