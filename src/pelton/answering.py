@@ -33,7 +33,7 @@ from pelton.request import (
     Usage,
 )
 from pelton.text.enforcement import Enforcement
-from pelton.text.output import Format, OutputParser
+from pelton.text.output import OutputParser
 from pelton.text.prompt_logprobs import AskedPrompt, token_text
 from pelton.text.stream import TextStream
 from pelton.text.tools.reader import Arguments, Begin, End, Piece, Text
@@ -49,8 +49,6 @@ class Asked:
     """What the service knows of a request and the engine does not."""
 
     sampling: SamplingParams
-    form: Format
-    """How the answer is to be read."""
     enforced: Enforcement
     is_one_call: bool = False
     """Does the answer end with its first call?"""
@@ -95,7 +93,7 @@ class Answer:
         self._is_accepted = False
         self._unenforced: tuple[str, ...] = ()
         """What the engine says that it cannot enforce."""
-        form = asked.form
+        form = asked.enforced.form
         shown = {id for text in form.markers if (id := service.tokenizer.control_id(text)) is not None}
         self._choices = [
             _Choice(
@@ -243,8 +241,8 @@ class Answer:
                 case Text(text, is_reasoning):
                     events.append(self._delta(index, text, (), "reasoning" if is_reasoning else "content"))
                 case Begin(name):
-                    assert self._asked.form.dialect is not None
-                    call_id = self._asked.form.dialect.call_id()
+                    assert self._asked.enforced.form.dialect is not None
+                    call_id = self._asked.enforced.form.dialect.call_id()
                     events.append(ToolCallBegin(choice=index, index=len(choice.calls), id=call_id, name=name))
                     choice.calls.append((name, []))
                 case Arguments(text):

@@ -190,7 +190,6 @@ class Service:
         )
         asked = Asked(
             sampling,
-            prompt.form,
             enforced,
             is_one_call=not request.parallel_tool_calls,
             warnings=prompt.warnings,

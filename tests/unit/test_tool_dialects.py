@@ -167,6 +167,8 @@ def test_a_call_that_breaks_in_its_arguments_has_ended_and_the_rest_is_text(dial
         ("hermes", '<tool_call>\n{"name": "f"}\n</tool_call>', "", [("f", "{}")]),
         ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}', "", [("f", '{"a": 1}')]),
         ("hermes", '<tool_call>{"name": "f"}\n{"name": "a-b.c"}</tool_call>', "", [("f", "{}"), ("a-b.c", "{}")]),
+        ("hermes", '{"name": "f", "arguments": {}}', "", [("f", "{}")]),
+        ("hermes", '```json\n{"name": "f", "arguments": {}}\n```', "", [("f", "{}")]),
         ("llama3", '<|python_tag|>{"type": "function", "name": "f", "parameters": {}}', "", [("f", "{}")]),
         ("llama3", 'Let me see.<|python_tag|>{"name": "f", "parameters": {}}', "Let me see.", [("f", "{}")]),
         ("llama3", '{"name": "f", "parameters": {}}; {"name": "f", "parameters": {}}', "", [("f", "{}")] * 2),
@@ -183,6 +185,12 @@ def test_a_call_that_breaks_in_its_arguments_has_ended_and_the_rest_is_text(dial
 )  # fmt: skip
 def test_calls_as_models_write_them(dialect, text, said, calls):
     assert read(text, dialect) == ("", said, calls, [])
+
+
+def test_where_calls_are_enforced_only_marked_ones_are_read():
+    parser = OutputParser(Format(dialect=DIALECTS["hermes"].enforced(), names=NAMES))
+    text = '{"name": "f", "arguments": {}}'
+    assert parser.feed(text) == [Text(text)]
 
 
 def test_arguments_stream_while_they_are_written():

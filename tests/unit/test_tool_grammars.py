@@ -224,6 +224,11 @@ def test_gbnf():
     grammar = Walk(Grammar(kind="gbnf", text=JSON_GBNF, param="grammar"))
     assert grammar.accepts('{"a": [true, "x\\n"]}')
     assert not grammar.accepts('{"a": [01]}')
+    escaped = Walk(
+        Grammar(kind="gbnf", text=r'root ::= [\u0041-\u0043\u4e00-\u9fff]+ "\\u0041\u0022" ', param="grammar")
+    )
+    assert escaped.accepts('AC中\\u0041"')
+    assert not escaped.accepts('D\\u0041"')
 
 
 def test_thoughts_come_before_what_is_enforced():
@@ -257,3 +262,59 @@ def test_faults_of_answers_and_calls():
     called = enforced("hermes", tools=TOOLS)
     assert called.faults("Hi", [("f", '{"city": "x", "units": "C"}')]) == []
     assert len(called.faults("", [("f", "{}"), ("a-b.c", '{"on": 1}')])) == 2
+
+
+NUMBERS = [
+    "0", "-0", "1", "-1", "01", "-01", "1.0", "1.5", "4.99", "5", "5.0", "5.000", "5.01", "5.7", "6", "-5", "-5.5",
+    "-4.5", "-6", "10", "100", "0.5", "0.25", ".5", "5.", "1e1", "1E2", "-", "+1", "0.1", "-0.1", "12", "15", "9", "3",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"maximum": 5}, {"minimum": -5}, {"exclusiveMaximum": 5}, {"exclusiveMinimum": -5},
+        {"minimum": 0, "maximum": 5}, {"exclusiveMinimum": 0, "exclusiveMaximum": 5}, {"minimum": -5, "maximum": -1},
+        {"minimum": 0.5, "maximum": 4.5},
+    ],
+)  # fmt: skip
+def test_bounds_of_numbers_are_exact(kind, bounds):
+    schema = {"type": kind, **bounds}
+    grammar = Walk(Grammar(kind="json_schema", text=json.dumps(schema), param="p"))
+    for text in NUMBERS:
+        accepted = grammar.accepts(text)
+        try:
+            is_valid = fault_of(text, schema) is None
+        except ValueError:
+            is_valid = False
+        assert accepted <= is_valid, text
+        if is_valid and "e" not in text.lower() and not (kind == "integer" and "." in text):
+            assert accepted or text == "-0", text  # an integer is written without fraction and exponent
+
+
+STRINGS = [
+    '""', '"a"', '"ab"', '"abc"', '"abcd"',
+    '"🦙🦙🦙"', '"\\n\\"\\\\"', '"\\u00e9é"', '"a\n"', '"\\x"', '"\\ud83d\\ude00"',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bounds", [{"minLength": 2}, {"maxLength": 3}, {"minLength": 1, "maxLength": 2}])
+def test_bounds_of_strings_are_exact(bounds):
+    schema = {"type": "string", **bounds}
+    grammar = Walk(Grammar(kind="json_schema", text=json.dumps(schema), param="p"))
+    for text in STRINGS:
+        is_valid = fault_of(text, schema) is None
+        assert grammar.accepts(text) <= is_valid, text
+        if is_valid and "\\u" not in text:  # letters stand for themselves
+            assert grammar.accepts(text), text
+
+
+def test_properties_come_in_the_schemas_order_and_optional_ones_may_be_left_out():
+    properties = {name: {"type": "integer"} for name in "cab"}
+    schema = {"type": "object", "properties": properties, "required": ["a"], "additionalProperties": False}
+    grammar = Walk(Grammar(kind="json_schema", text=json.dumps(schema), param="p"))
+    for good in ('{"a":1}', '{"c":1,"a":1}', '{"a":1, "b":1}', '{"c":1,"a":1,"b":1}'):
+        assert grammar.accepts(good), good
+    for bad in ("{}", '{"a":1,"c":1}', '{"b":1}', '{"a":1,}', '{"a":1,"a":1}', '{"a":1,"d":1}'):
+        assert not grammar.accepts(bad), bad

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pelton.request import JSON_WHITE_SPACE, Grammar
@@ -34,6 +35,15 @@ def _from_gbnf(text: str) -> str:
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     try:
-        return gbnf_to_lark(text)
+        return gbnf_to_lark(re.sub(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", _unescaped, text))
     except Exception as error:  # the library raises no type of its own
         raise ValueError(f"it is no GBNF: {error}") from None
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    """A character in place of its number, which the library writes wrongly."""
+    digits = escape[1] or escape[2]
+    if digits is None:
+        return escape[0]
+    code = int(digits, 16)
+    return f"\\x{code:02x}" if code < 0x80 else chr(code)

@@ -22,6 +22,8 @@ Schema = Mapping[str, Any] | bool
 class Enforcement(NamedTuple):
     """For the engine, and for the answer's end."""
 
+    form: Format
+    """How the answer is to be read then."""
     grammar: Grammar | None = None
     thinking: Thinking | None = None
     schema: Schema | None = None
@@ -44,9 +46,9 @@ class Enforcement(NamedTuple):
 
 def enforcement_of(request: Request, form: Format, control_id: ControlId) -> Enforcement:
     """What is enforced of the answer to a request. Raises `InvalidRequest` for what cannot be."""
-    answer, choice = request.grammar, request.tool_choice
+    answer = request.grammar
     tools = [tool for tool in request.tools if tool.name in form.names] if form.dialect is not None else []
-    is_required = choice.mode == "required"
+    is_required = request.tool_choice.mode == "required"
     is_called = bool(tools) and (is_required or answer is not None or any(tool.strict for tool in tools))
     grammar = None if answer is None else _for_engine(answer, control_id)
     if is_called:
@@ -60,7 +62,10 @@ def enforcement_of(request: Request, form: Format, control_id: ControlId) -> Enf
             answer=answer,
         )
     has_schema = answer is not None and answer.kind == "json_schema" and not (is_called and is_required)
+    if is_called and form.dialect is not None:
+        form = form._replace(dialect=form.dialect.enforced())
     return Enforcement(
+        form=form,
         grammar=grammar,
         thinking=_thinking(request, form, grammar),
         schema=_schema(answer) if answer is not None and has_schema else None,

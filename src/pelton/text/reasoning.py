@@ -94,5 +94,6 @@ def thoughts(reader: Reader, sink: Sink, tags: Tags, *, is_open: bool) -> Scan[b
     sink.trim(start=True, end=True)
     sink.is_thinking = True
     yield from reader.content(sink, [tags.close], is_reasoning=True)
+    reader.taken()
     sink.is_thinking = False
     return True

@@ -26,6 +26,10 @@ class Dialect(ABC):
     def parse(self, reader: Reader, sink: Sink, names: Collection[str]) -> Scan[None]:
         """Read an answer: calls of the tools in `names`, and the text around them. What it leaves is text."""
 
+    def enforced(self) -> Dialect:
+        """The same where calls are under a grammar: only what that holds to the tools' schemas is a call."""
+        return self
+
     def call_id(self) -> str:
         """Of a new call."""
         return "call_" + secrets.token_hex(12)

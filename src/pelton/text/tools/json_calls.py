@@ -27,6 +27,9 @@ class GenericJSON(Dialect):
     def parse(self, reader: Reader, sink: Sink, names: Collection[str]) -> Scan[None]:
         """As in `Dialect`."""
         yield from reader.skip_space()
+        if (yield from reader.peek()) not in ("{", "[", FENCE[0]):
+            reader.put_back()
+            return
         is_fenced = yield from reader.literal(FENCE)
         if is_fenced:
             yield from reader.word()
