@@ -416,6 +416,17 @@ def test_a_profile_is_printed_once_as_the_engine_ends(model: Path, in_process: b
     assert told.count("outside the core") == 2
 
 
+@pytest.mark.parametrize("in_process", [False, True])
+def test_what_ends_by_time_alone_does_so_while_nothing_runs(model: Path, in_process: bool):
+    async def body(client: EngineClient) -> None:
+        pin = msgspec.structs.replace(ask("pin", 64, 0), pin_ttl=0.3)
+        assert isinstance((await collect(client, pin))[-1], Done)
+        assert [each.id for each in client.counters.pins] == ["pin"]
+        await until(lambda: not client.counters.pins, 5)
+
+    served(model, body, in_process=in_process)
+
+
 def test_an_idle_process_sleeps(model: Path):
     async def body(client: EngineClient) -> None:
         await collect(client, ask("a"))

@@ -19,7 +19,7 @@ from pelton.engine.tiers import DiskTier, Place, WriteBudget
 from pelton.formats import bounded_folder
 from pelton.formats.bounded_folder import BoundedFolder
 from pelton.ops.data import BLOCK_TOKENS
-from pelton.request import Done
+from pelton.request import Done, ErrorEvent
 from tests.unit.toy_executor import ToyExecutor, Transcript, make_engine, prompt, request, run
 
 WINDOWS = [(None,), (None, 40), (70,), (None, 33, 90)]
@@ -183,6 +183,26 @@ def test_who_is_aborted_while_it_waits_leaves_the_others_waiting(folder: Bounded
         run(engine, [], transcript)
         assert (cached(transcript, "b"), cached(transcript, "c")) == (320, 320)
         assert len(transcript.tokens("c", 1)) == 8
+
+
+def test_who_waits_for_the_disk_counts_in_the_queue(folder: BoundedFolder):
+    tokens = prompt(330)
+    keep(folder, tokens)
+    with life(folder, max_sequences=1, max_queue=2) as (engine, _):
+        tier = tier_of(engine)
+        read, tier._read = tier._read, lambda fetch, places: (time.sleep(0.1), read(fetch, places))[1]  # type: ignore[method-assign]
+        transcript = Transcript()
+        for id in "abc":
+            engine.submit(request(id, tokens))
+            transcript.add(engine.step())
+        assert [s.state for s in engine.scheduler.loading] == ["loading"] * 3
+        engine.submit(request("d", tokens))
+        transcript.add(engine.step())
+        last = transcript.last("d")
+        assert isinstance(last, ErrorEvent)
+        assert last.message.startswith("3 requests with 990 prompt tokens are waiting")
+        run(engine, [], transcript)
+        assert isinstance(transcript.last("c"), Done)
 
 
 def test_a_step_that_fails_while_blocks_are_read_loses_none(folder: BoundedFolder):

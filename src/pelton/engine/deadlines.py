@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 
 from pelton.engine.sequence import SequenceGroup
 from pelton.errors import PeltonError, QueueTimeout, TimedOut
@@ -35,9 +36,10 @@ class Deadlines:
             if seconds := default if given is None else given:
                 heapq.heappush(self._heap, (now + seconds, group.arrival, request.id, is_queue))
 
-    def is_due(self, now: float) -> bool:
-        """Is there a limit to look at?"""
-        return bool(self._heap) and self._heap[0][0] <= now
+    @property
+    def next(self) -> float:
+        """When there is a limit to look at."""
+        return self._heap[0][0] if self._heap else math.inf
 
     def expired(self, groups: dict[str, SequenceGroup], now: float) -> list[tuple[SequenceGroup, PeltonError]]:
         """Those of the requests in flight (by id) that must end now, and why."""

@@ -184,16 +184,19 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Would `step` do anything?"""
-        now = self._clock()
         is_fetched = self._tier is not None and self._tier.is_ready
         return (
             self.scheduler.has_work
             or bool(self._answers.events)
             or self._grammars.is_ready
             or is_fetched
-            or self._pins.is_due(now)
-            or self._deadlines.is_due(now)
+            or self.seconds_idle <= 0
         )
+
+    @property
+    def seconds_idle(self) -> float:
+        """How long nothing will be due by time alone; infinite where nothing is to come."""
+        return min(self._pins.next_end, self._deadlines.next) - self._clock()
 
     @property
     def info(self) -> EngineInfo:
@@ -218,7 +221,7 @@ class Engine:
         """What was done so far, and what is held now."""
         counters = self._counters
         counters.num_running = len(self.scheduler.running)
-        counters.num_waiting = len(self.scheduler.waiting) + len(self.scheduler.loading) + self._grammars.num_compiling
+        counters.num_waiting = self.scheduler.num_waiting + self._grammars.num_compiling
         if self._tier is not None:
             counters.disk_bytes_read, counters.disk_bytes_written = self._tier.num_read, self._tier.num_written
         counters.preempted = self.scheduler.num_preempted
@@ -281,9 +284,9 @@ class Engine:
         if request.pin_ttl:
             self._pins.check(len(request.prompt_ids))
         if self.scheduler.is_full(len(request.prompt_ids)):
-            waiting = self.scheduler.waiting
+            count, num_tokens = self.scheduler.num_waiting, self.scheduler.num_waiting_tokens
             raise Overloaded(
-                f"{len(waiting)} requests with {waiting.num_tokens} prompt tokens are waiting; try again later",
+                f"{count} requests with {num_tokens} prompt tokens are waiting; try again later",
                 retry_after=self.scheduler.seconds_to_serve(),
             )
         if request.is_constrained and self._grammars.num_compiling >= MAX_COMPILING:

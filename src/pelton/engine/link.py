@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import socket
 import sys
@@ -241,7 +242,10 @@ class LocalLink:
 
     async def receive(self) -> Events | Identified:
         """Run one step as soon as there is something to do."""
-        await self._wake.wait()
+        idle = math.inf if self._engine is None else self._engine.seconds_idle
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if idle == math.inf else idle):
+                await self._wake.wait()
         await asyncio.sleep(0)  # readers of the last step's events come first
         if self._engine is None:
             raise errors.EngineDied("the engine was closed")

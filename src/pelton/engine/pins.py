@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
 from dataclasses import dataclass
@@ -91,9 +92,10 @@ class Pins:
         if (pin := self._pins.pop(id, None)) is not None:
             self._memory.unpin(pin.tables)
 
-    def is_due(self, now: float) -> bool:
-        """Has the time of any ended?"""
-        return any(pin.end <= now for pin in self._pins.values())
+    @property
+    def next_end(self) -> float:
+        """When the time of one ends."""
+        return min((pin.end for pin in self._pins.values()), default=math.inf)
 
     def expire(self, now: float) -> None:
         """Drop those whose time has ended."""

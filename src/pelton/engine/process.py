@@ -7,6 +7,7 @@ gone: its standard input is a pipe that the client holds open for as long as it 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import socket
@@ -157,7 +158,7 @@ def serve(engine: Engine, peer: Peer) -> None:
     """Step while there is work, sleep on the socket while there is none, until told to stop."""
     is_checked = True
     while True:
-        message = peer.receive(0 if engine.has_work else HEARTBEAT)
+        message = peer.receive(0 if engine.has_work else math.ceil(min(HEARTBEAT, 1000 * engine.seconds_idle)))
         while message is not None:
             match message:
                 case EngineRequest():

@@ -115,21 +115,31 @@ class Scheduler:
         """Is there anything to schedule?"""
         return bool(self.running or self.waiting)
 
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait, those that wait for the disk among them."""
+        return len(self.waiting) + len(self.loading)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens of their prompts."""
+        return self.waiting.num_tokens + sum(sequence.num_prompt for sequence in self.loading)
+
     def is_full(self, num_tokens: int) -> bool:
         """Would a sequence with a prompt of so many tokens exceed the queue?"""
-        num_queued = len(self.waiting) - max(0, self.max_sequences - self._num_slots())
+        num_queued = self.num_waiting - max(0, self.max_sequences - self._num_slots())
         if num_queued < 0:
             return False
-        is_long = num_queued > 0 and self.waiting.num_tokens + num_tokens > self.max_queue_tokens
+        is_long = num_queued > 0 and self.num_waiting_tokens + num_tokens > self.max_queue_tokens
         return num_queued >= self.max_queue or is_long
 
     def seconds_to_serve(self) -> float:
         """About how long it takes until all that waits now has begun: its prompts, and the answers before it."""
-        prompts = self.waiting.num_tokens + sum(s.num_new for s in self.running if s.num_new > 1)
+        prompts = self.num_waiting_tokens + sum(s.num_new for s in self.running if s.num_new > 1)
         num_rows = self.max_sequences
         num_read = num_rows * sum(s.num_tokens for s in self.running) // max(1, len(self.running))
         plain = self.pace.predict(Shape(num_rows, num_rows, num_read, num_read))
-        rounds = len(self.waiting) / self.max_sequences
+        rounds = self.num_waiting / self.max_sequences
         return self.pace.prices.token * prompts + rounds * self._mean_output * plain
 
     def _num_slots(self) -> int:
