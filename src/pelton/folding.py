@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
+from pelton.errors import InternalError
 from pelton.request import (
     ChoiceEvent,
     TextDelta,
@@ -18,45 +21,75 @@ from pelton.request import (
 
 
 @dataclass
+class Part:
+    """A stretch of an answer in one kind: text, thoughts, or the arguments of a call."""
+
+    kind: Literal["content", "reasoning"] | ToolCallBegin
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self.pieces)
+
+
+@dataclass
 class Choice:
     """All of one choice."""
 
     prompt: TextPrompt | None = None
-    content: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    """In the order in which they came; none is empty but the arguments of a call that was cut."""
     token_ids: list[int] = field(default_factory=list)
     tokens: list[TokenText] = field(default_factory=list)
     finish: TextFinish | None = None
-    _calls: list[tuple[ToolCallBegin, list[str]]] = field(default_factory=list)
 
     def add(self, event: ChoiceEvent) -> None:
         """The choice's next event."""
         match event:
             case TextDelta():
-                (self.thoughts if event.kind == "reasoning" else self.content).append(event.text)
+                if event.text:
+                    if not self.parts or self.parts[-1].kind != event.kind:
+                        self.parts.append(Part(event.kind))
+                    self.parts[-1].pieces.append(event.text)
                 self.token_ids += event.token_ids
                 self.tokens += event.tokens
             case ToolCallBegin():
-                self._calls.append((event, []))
+                self.parts.append(Part(event))
             case ToolCallDelta():
-                self._calls[event.index][1].append(event.arguments)
+                self.parts[-1].pieces.append(event.arguments)
             case TextFinish():
                 self.finish = event
 
     @property
     def text(self) -> str:
         """The answer."""
-        return "".join(self.content)
+        return "".join(part.text for part in self.parts if part.kind == "content")
 
     @property
     def reasoning(self) -> str:
         """What was thought before it."""
-        return "".join(self.thoughts)
+        return "".join(part.text for part in self.parts if part.kind == "reasoning")
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
         """The calls, in their order."""
-        return tuple(ToolCall(id=begin.id, name=begin.name, arguments="".join(pieces)) for begin, pieces in self._calls)
+        return tuple(
+            ToolCall(id=part.kind.id, name=part.kind.name, arguments=part.text)
+            for part in self.parts
+            if isinstance(part.kind, ToolCallBegin)
+        )
+
+    def ended(self) -> TextFinish:
+        """How it has ended."""
+        if self.finish is None:
+            raise InternalError("a choice ended without a finish")
+        return self.finish
+
+
+def warnings_of(choices: Sequence[Choice]) -> list[str]:
+    """Those of all choices, each once."""
+    return list(dict.fromkeys(each for choice in choices for each in choice.ended().warnings))
 
 
 def summed(a: Usage, b: Usage) -> Usage:

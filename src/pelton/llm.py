@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 import msgspec
 
 from pelton import config, structured
-from pelton.errors import InternalError, InvalidRequest, Unavailable
+from pelton.errors import InvalidRequest, Unavailable
 from pelton.folding import Choice
 from pelton.pool import Pool
 from pelton.progress.display import Display
@@ -299,18 +299,17 @@ async def _fold(service: Service, request: Request) -> Result:
 
 
 def _output(index: int, choice: Choice, wants_logprobs: bool) -> Output:
-    if choice.finish is None:
-        raise InternalError("a choice ended without a finish")
+    finish = choice.ended()
     return Output(
         index=index,
         text=choice.text,
         token_ids=tuple(choice.token_ids),
-        finish_reason=choice.finish.reason,
-        stop=choice.finish.stop,
+        finish_reason=finish.reason,
+        stop=finish.stop,
         logprobs=tuple(choice.tokens) if wants_logprobs else None,
         reasoning=choice.reasoning,
         tool_calls=choice.tool_calls,
-        warnings=choice.finish.warnings,
+        warnings=finish.warnings,
     )
 
 

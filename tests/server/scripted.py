@@ -34,7 +34,7 @@ class ScriptedEngine:
     counters: Counters = field(default_factory=Counters)
 
 
-@dataclass
+@dataclass(eq=False)
 class ScriptedService:
     """Answers every choice with `words`, then does what `then` says."""
 
@@ -54,6 +54,34 @@ class ScriptedService:
     pins: list[PinInfo] = field(default_factory=list)
     num_open: int = 0
     num_ended: int = 0
+    pinned: list[Request] = field(default_factory=list)
+    refuse_pin: PeltonError | None = None
+
+    async def encode(self, request: Request) -> list[int]:
+        """A byte of the rendered chat is a token."""
+        if self.refuse is not None:
+            raise self.refuse
+        if request.prompt_ids is not None:
+            return list(request.prompt_ids)
+        text = "".join(f"[{tool.name}]" for tool in request.tools if request.tool_choice.mode != "none")
+        for message in request.messages or ():
+            parts = message.content if isinstance(message.content, tuple) else ({"text": message.content or ""},)
+            called = "".join(call["function"]["arguments"] for call in message.tool_calls or ())
+            text += f"<{message.role}>" + "|".join(part["text"] for part in parts) + called
+        return list((text + "<assistant>" * request.add_generation_prompt).encode())
+
+    async def pin(self, request: Request, ttl: float) -> None:
+        check_range("ttl", ttl, 1, 10_000)
+        if self.refuse_pin is not None:
+            raise self.refuse_pin
+        self.pinned.append(request)
+        now = time.time()
+        self.pins.append(
+            PinInfo(id=request.id, num_tokens=len(request.prompt_ids or ()), created_at=now, expires_at=now + ttl)
+        )
+
+    def unpin(self, request_id: str) -> None:
+        self.pins = [pin for pin in self.pins if pin.id != request_id]
 
     async def generate(self, request: Request) -> AsyncGenerator[TextEvent, None]:
         self.requests.append(request)
@@ -62,13 +90,6 @@ class ScriptedService:
             raise self.refuse
         self.num_open += 1
         return self._events(request)
-
-    async def pin(self, request: Request, ttl: float) -> None:
-        check_range("ttl", ttl, 1, 1000)
-        self.pins.append(PinInfo(id=request.id, num_tokens=32, created_at=1.0, expires_at=1.0 + ttl))
-
-    def unpin(self, request_id: str) -> None:
-        self.pins = [pin for pin in self.pins if pin.id != request_id]
 
     def usage(self, request: Request) -> Usage:
         return Usage(prompt_tokens=5, completion_tokens=len(self.words) * request.sampling.n, cached_tokens=2)

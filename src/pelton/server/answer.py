@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, Protocol
 
@@ -25,8 +25,9 @@ from pelton.request import (
     ToolCallEnd,
     Usage,
 )
+from pelton.server.context import current
 from pelton.server.models import Models
-from pelton.server.wire import JSON, EventStream, unless_gone
+from pelton.server.wire import JSON, Closing, EventStream, unless_gone
 
 MAX_CHOICES = 1024
 """Of one answer."""
@@ -45,6 +46,8 @@ class Reply(Protocol):
     """Choices of each request."""
     fingerprint: str | None
     """Set once the model's service is known; None while its file's digest is not."""
+    keep_alive: bytes
+    """What a stream says while nothing comes."""
 
     def opening(self, index: int) -> bytes:
         """What a stream begins with for this choice."""
@@ -79,23 +82,51 @@ class Reply(Protocol):
         ...
 
 
-async def answer(models: Models, http: HTTPRequest, reply: Reply, requests: Sequence[Request]) -> ASGIApp:
-    """Start all requests, which share one answer. What is wrong with them is raised here, before any status line."""
+MAX_IGNORED = 32
+"""Names of ignored fields that an answer lists: a dialect's chunks may repeat them."""
+
+
+def ignored_params(extras: dict[str, Any], not_offered: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Names of the fields that change nothing here. Raises `InvalidRequest` for one that would: one of `not_offered`
+    with none of the values given there, which ask for nothing; and for all where parameters are strict."""
+    for name, values in not_offered.items():
+        if name in extras and extras[name] not in values:
+            raise InvalidRequest(f"{name} is not supported by this server", param=name)
+    ignored = sorted(name for name in extras if name not in not_offered)
+    current().refuse_ignored(ignored)
+    more = [f"... and {len(ignored) - MAX_IGNORED} more"] if len(ignored) > MAX_IGNORED else []
+    return ignored[:MAX_IGNORED] + more
+
+
+async def answer(
+    models: Models,
+    http: HTTPRequest,
+    reply: Reply,
+    requests: Sequence[Request],
+    after: Callable[[], Awaitable[None]] | None = None,
+) -> ASGIApp:
+    """Start all requests, which share one answer. What is wrong with them is raised here, before any status line.
+    `after` is awaited when the answer is out or has failed; the model is in use until then."""
     count = len(requests) * reply.num_choices
     if count > MAX_CHOICES:
         message = f"{len(requests)} prompts with n of {reply.num_choices} each are {count} choices, over {MAX_CHOICES}"
         raise InvalidRequest(message, param="n")
     async with AsyncExitStack() as stack:
         service = await unless_gone(http, stack.enter_async_context(models.use(requests[0].model)))
+        if after is not None:
+            stack.push_async_callback(after)
         reply.fingerprint = service.fingerprint
         streams = await unless_gone(http, _start([models.meter.begin(service, request) for request in requests]))
         stack.push_async_callback(_close, streams)
         events = _merge(streams, reply.num_choices)
         if not reply.is_stream:
-            return JSON(await unless_gone(http, _fold(reply, events, count)))
+            whole = JSON(await unless_gone(http, _fold(reply, events, count)))
+            return Closing(whole, stack.pop_all().aclose)
         chunks = _chunks(reply, events, count)
         # The model is in use until the stream has ended.
-        return EventStream(chunks, lambda error: reply.failure(_known(error)), stack.pop_all().aclose)
+        return EventStream(
+            chunks, lambda error: reply.failure(_known(error)), stack.pop_all().aclose, keep_alive=reply.keep_alive
+        )
 
 
 def _known(error: Exception) -> PeltonError:

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from pelton.config import ServerConfig
 from pelton.errors import ConfigError, InternalError, InvalidRequest, PeltonError
 from pelton.pool import Pool
-from pelton.server import openai, openapi, prefix_cache
+from pelton.server import anthropic, openai, openapi, prefix_cache
 from pelton.server.body import Bounds
 from pelton.server.guard import Guard
 from pelton.server.keys import KeyRing, KeyStore, given_keys
@@ -53,11 +53,11 @@ class App:
         bounds = Bounds(config.max_body, config.body_timeout)
         self._metrics = Metrics(pool.services)
         models = Models(pool, Meter(self._ledger, self._metrics))
-        dialects = (self._own(models), openai.dialect(models))
+        dialects = (self._own(models), openai.dialect(models), anthropic.dialect(models))
         self._dialects = dialects
         self._openapi: dict[str, Any] | None = None
         """Made when it is first asked for."""
-        self._errors = ErrorForms(dialects, default=error_body)
+        self._errors = ErrorForms(dialects, default=dialects[0])
         self.operations = tuple(operation for dialect in dialects for operation in dialect.operations)
         inner = Starlette(
             routes=[route(operation, bounds) for operation in self.operations],
@@ -126,7 +126,8 @@ class App:
         headers = {} if error.retry_after is None else {"retry-after": str(max(1, math.ceil(error.retry_after)))}
         if error.status == 401:
             headers["www-authenticate"] = "Bearer"
-        return JSON(self._errors.body(path, error), status_code=error.status, headers=headers)
+        status, body = self._errors.write(path, error)
+        return JSON(body, status_code=status, headers=headers)
 
     async def _on_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, PeltonError)

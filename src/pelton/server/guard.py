@@ -26,6 +26,7 @@ ErrorWriter = Callable[[PeltonError, Scope, Receive, Send], Awaitable[None]]
 STRICT_HEADER = "x-pelton-strict-params"
 EXPOSED = (
     "x-request-id",
+    "request-id",
     "retry-after",
     *(f"x-ratelimit-{name}-{kind}" for kind in ("requests", "tokens") for name in ("limit", "remaining", "reset")),
 )
@@ -108,6 +109,7 @@ class Guard:
                 status = message["status"]
                 told = MutableHeaders(scope=message)
                 told["x-request-id"] = context.id
+                told["request-id"] = context.id  # as Anthropic's clients read it
                 told.raw.extend(context.limits.headers())
             await send(message)
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from pelton.errors import InternalError, InvalidRequest, PeltonError
-from pelton.folding import Choice
+from pelton.folding import Choice, warnings_of
 from pelton.request import (
     TextDelta,
     TextFinish,
@@ -21,9 +21,8 @@ from pelton.request import (
     Usage,
 )
 from pelton.server import openai_types as wire
-from pelton.server.answer import ToolCallEvent
-from pelton.server.context import current
-from pelton.server.wire import DONE, sse
+from pelton.server.answer import ToolCallEvent, ignored_params
+from pelton.server.wire import DONE, KEEP_ALIVE, sse
 
 B = TypeVar("B", bound=wire.SamplingFields)
 
@@ -35,15 +34,12 @@ def error_body(error: PeltonError) -> wire.ErrorAnswer:
     )
 
 
-MAX_IGNORED = 32
-"""Names of ignored fields that an answer lists: each chunk of a stream repeats them."""
-
-
 class OpenAIReply(Generic[B]):
     """What both endpoints share: ids, time, usage, ignored parameters, the end of a stream."""
 
     object_name: str
     chunk_name: str
+    keep_alive = KEEP_ALIVE
 
     def __init__(self, id: str, body: B, extras: dict[str, Any], *, wants_logprobs: bool) -> None:
         self.id = id
@@ -59,7 +55,7 @@ class OpenAIReply(Generic[B]):
         self.num_prompt_logprobs = body.prompt_logprobs
         if body.prompt_logprobs is not None and body.stream:
             raise InvalidRequest("prompt_logprobs are not part of a stream", param="prompt_logprobs")
-        self.ignored = _ignored(extras)
+        self.ignored = ignored_params(extras, wire.NOT_OFFERED)
         self.created = int(time.time())
         self.fingerprint: str | None = None
 
@@ -94,11 +90,11 @@ class OpenAIReply(Generic[B]):
             created=self.created,
             model=self.model,
             system_fingerprint=self.fingerprint,
-            choices=[self.choice(i, choice, _finish_of(choice)) for i, choice in enumerate(choices)],
+            choices=[self.choice(i, choice, choice.ended()) for i, choice in enumerate(choices)],
             usage=_usage(usage),
             prompt_logprobs=self.prompt_logprobs(choices),
             ignored_params=self.ignored or msgspec.UNSET,
-            warnings=_warnings(choices) or msgspec.UNSET,
+            warnings=warnings_of(choices) or msgspec.UNSET,
         )
 
     def choice(self, index: int, choice: Choice, finish: TextFinish) -> Any:
@@ -273,28 +269,6 @@ def _message(choice: Choice) -> wire.AnswerMessage:
         reasoning_content=choice.reasoning or msgspec.UNSET,
         tool_calls=calls or msgspec.UNSET,
     )
-
-
-def _finish_of(choice: Choice) -> TextFinish:
-    if choice.finish is None:
-        raise InternalError("a choice ended without a finish")
-    return choice.finish
-
-
-def _warnings(choices: Sequence[Choice]) -> list[str]:
-    """Those of all choices, each once."""
-    return list(dict.fromkeys(each for choice in choices for each in _finish_of(choice).warnings))
-
-
-def _ignored(extras: dict[str, Any]) -> list[str]:
-    """Names of the fields that change nothing here. Raises `InvalidRequest` for one that would."""
-    for name, values in wire.NOT_OFFERED.items():
-        if name in extras and extras[name] not in values:
-            raise InvalidRequest(f"{name} is not supported by this server", param=name)
-    ignored = sorted(name for name in extras if name not in wire.NOT_OFFERED)
-    current().refuse_ignored(ignored)
-    more = [f"... and {len(ignored) - MAX_IGNORED} more"] if len(ignored) > MAX_IGNORED else []
-    return ignored[:MAX_IGNORED] + more
 
 
 def _usage(usage: Usage) -> wire.WireUsage:

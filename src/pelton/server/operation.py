@@ -57,22 +57,25 @@ class Dialect:
     error_body: Callable[[PeltonError], Any]
     error: Any
     """The type that `error_body` gives."""
+    error_status: Callable[[PeltonError], int] = lambda error: error.status
 
 
 class ErrorForms:
     """The form of each path's errors."""
 
-    def __init__(self, dialects: tuple[Dialect, ...], default: Callable[[PeltonError], Any]) -> None:
-        forms = [(prefix, dialect.error_body) for dialect in dialects for prefix in dialect.prefixes]
-        self._forms = sorted(forms, key=lambda form: -len(form[0]))
+    def __init__(self, dialects: tuple[Dialect, ...], default: Dialect) -> None:
+        owners = [(prefix, dialect) for dialect in dialects for prefix in dialect.prefixes]
+        self._owners = sorted(owners, key=lambda owner: -len(owner[0]))
         self._default = default
 
-    def body(self, path: str, error: PeltonError) -> Any:
-        """What an error's JSON is."""
-        for prefix, form in self._forms:
+    def write(self, path: str, error: PeltonError) -> tuple[int, Any]:
+        """An error's status and what its JSON is."""
+        dialect = self._default
+        for prefix, owner in self._owners:
             if path == prefix or path.startswith(f"{prefix}/"):
-                return form(error)
-        return self._default(error)
+                dialect = owner
+                break
+        return dialect.error_status(error), dialect.error_body(error)
 
 
 def route(operation: Operation, bounds: body.Bounds) -> Route:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args, get_origin
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pelton.errors import InvalidRequest
 
@@ -79,18 +79,26 @@ def _unknown(plain: Any, kind: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Fields that a type does not know, also those inside of structs in it and in lists of them. Null says nothing."""
     if isinstance(plain, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+        if (tag_field := kind.__struct_config__.tag_field) is not None:
+            if plain.get(tag_field) != kind.__struct_config__.tag:
+                return  # another one of a union is meant
+            fields[tag_field] = str
         for name, value in plain.items():
             if name in fields:
                 dot = "" if isinstance(value, list) else "."
                 yield from _unknown(value, fields[name], f"{path}{name}{dot}")
             elif value is not None:
                 yield _short(f"{path}{name}", 200), value
-    elif isinstance(plain, list) and get_origin(kind) is list and isinstance(item := get_args(kind)[0], type):
-        for i, each in enumerate(plain if issubclass(item, msgspec.Struct) else ()):
+    elif isinstance(plain, list) and get_origin(kind) is list and _has_structs(item := get_args(kind)[0]):
+        for i, each in enumerate(plain):
             yield from _unknown(each, item, f"{path}[{i}].")
     elif isinstance(kind, UnionType):
         for option in get_args(kind):
             yield from _unknown(plain, option, path)
+
+
+def _has_structs(kind: Any) -> bool:
+    return (isinstance(kind, type) and issubclass(kind, msgspec.Struct)) or any(map(_has_structs, get_args(kind)))
 
 
 def _short(text: object, limit: int = 300) -> str:
@@ -103,20 +111,23 @@ def _param(path: str) -> str | None:
     return name or None
 
 
-def sse(value: Any) -> bytes:
-    """One server-sent event."""
-    return b"data: " + _json.encode(value) + b"\n\n"
+def sse(value: Any, event: str = "") -> bytes:
+    """One server-sent event, with its name where the dialect names them."""
+    name = f"event: {event}\n".encode() if event else b""
+    return name + b"data: " + _json.encode(value) + b"\n\n"
 
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, which clients skip."""
 
 
 class EventStream:
     """An ASGI answer that streams `chunks` and stops them when the client goes away.
 
     The status line leaves with the first chunk: whatever could be wrong with the request has been answered before.
-    `failure` turns an exception in mid-stream into the last event; `close` is awaited when all is over.
+    `failure` turns an exception in mid-stream into the last event; `close` is awaited when all is over; `keep_alive` is
+    said while nothing comes.
     """
 
     def __init__(
@@ -124,10 +135,12 @@ class EventStream:
         chunks: AsyncGenerator[bytes, None],
         failure: Callable[[Exception], bytes],
         close: Callable[[], Awaitable[None]],
+        keep_alive: bytes = KEEP_ALIVE,
     ) -> None:
         self._chunks = chunks
         self._failure = failure
         self._close = close
+        self._keep_alive = keep_alive
         self._told = 0.0
         """When the last bytes left, by the event loop's clock."""
 
@@ -145,7 +158,7 @@ class EventStream:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._told = asyncio.get_running_loop().time()
-        keeper = asyncio.ensure_future(self._keep_alive(send))  # one for all pieces: a timer for each would cost more
+        keeper = asyncio.ensure_future(self._keep(send))  # one for all pieces: a timer for each would cost more
         try:
             await self._write_chunks(send)
         finally:
@@ -163,14 +176,29 @@ class EventStream:
             except Exception as error:
                 await send({"type": "http.response.body", "body": self._failure(error), "more_body": True})
 
-    async def _keep_alive(self, send: Send) -> None:
-        """Comment lines while nothing comes, so that proxies keep the connection."""
+    async def _keep(self, send: Send) -> None:
+        """Say something while nothing comes, so that proxies keep the connection."""
         now = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(self._told + KEEP_ALIVE_SECONDS - now())
             if now() >= self._told + KEEP_ALIVE_SECONDS:
                 self._told = now()
-                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                await send({"type": "http.response.body", "body": self._keep_alive, "more_body": True})
+
+
+class Closing:
+    """An ASGI answer after which something is closed."""
+
+    def __init__(self, answer: ASGIApp, close: Callable[[], Awaitable[None]]) -> None:
+        self._answer = answer
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the answer (ASGI)."""
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            await self._close()
 
 
 async def _cancel(*tasks: asyncio.Future[Any]) -> None:
