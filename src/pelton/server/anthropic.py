@@ -11,6 +11,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from pelton import structured
 from pelton.errors import InvalidRequest
 from pelton.request import Grammar, Request, SamplingParams
 from pelton.server import anthropic_types as wire
@@ -111,7 +112,7 @@ def _grammar(body: wire.CountRequest) -> Grammar | None:
         param, given = "output_format.schema", body.output_format
     if given is None:
         return None
-    return Grammar(kind="json_schema", text=msgspec.json.encode(given.schema).decode(), param=param)
+    return structured.json_schema(given.schema, param)
 
 
 def _unreadable(body: wire.CountRequest) -> dict[str, Any]:

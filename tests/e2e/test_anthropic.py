@@ -1,0 +1,59 @@
+"""Anthropic's API over a real model: what is counted, cached and kept of a prompt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import anthropic
+import httpx2 as httpx
+import pytest
+
+from tests.e2e.pelton_process import Server, serving
+
+RULES = " ".join(f"Rule {i}: answer question number {i} briefly, in plain words, and politely." for i in range(30))
+CHAT = {
+    "model": "m",
+    "max_tokens": 8,
+    "system": [{"type": "text", "text": RULES, "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "extra_body": {"temperature": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, smollm2) -> Iterator[Server]:
+    home = tmp_path_factory.mktemp("home")
+    with serving(home, str(smollm2), "--served-name", "m", "--context", "1024", "--threads", "2") as each:
+        yield each
+
+
+def num_input(usage: anthropic.types.Usage) -> int:
+    return usage.input_tokens + usage.cache_creation_input_tokens + usage.cache_read_input_tokens
+
+
+def test_a_prompt_is_counted_kept_and_read(server):
+    with anthropic.Anthropic(base_url=server.url, api_key="none") as client:
+        prompt = {name: CHAT[name] for name in ("model", "system", "messages")}
+        counted = client.messages.count_tokens(**prompt).input_tokens
+        first = client.messages.create(**CHAT)
+        assert num_input(first.usage) == counted
+        kept = first.usage.cache_creation.ephemeral_1h_input_tokens
+        assert counted > kept == first.usage.cache_creation_input_tokens > 500
+        assert first.usage.cache_read_input_tokens == 0
+        deadline = time.monotonic() + 30
+        while not (pins := httpx.get(f"{server.url}/v1/prefix_cache/pins").json()["data"]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert [pin["num_tokens"] for pin in pins] == [kept // 32 * 32]
+        assert pins[0]["expires_at"] - pins[0]["created_at"] == pytest.approx(3600)
+        other = {**CHAT, "messages": [{"role": "user", "content": "And of Spain?"}]}
+        with client.messages.stream(**other) as stream:
+            second = stream.get_final_message()
+        assert second.usage.cache_creation_input_tokens == 0
+        assert second.usage.cache_read_input_tokens >= kept
+        with client.messages.stream(**CHAT) as stream:
+            again = stream.get_final_message()
+        assert again.content[0].text == first.content[0].text
+        assert num_input(again.usage) == counted
+        assert again.stop_reason == first.stop_reason
