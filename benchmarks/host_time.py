@@ -8,13 +8,13 @@ caches. What counts are the steps in which all streams decode; now and then one 
 """
 
 import argparse
-import cProfile
-import pstats
+import functools
 import random
 import socket
 import statistics
 import subprocess
 import time
+from collections.abc import Callable
 from typing import Any
 
 from pelton.config import EngineConfig
@@ -30,11 +30,13 @@ class Metered:
     def __init__(self, core: Any) -> None:
         self._core = core
         self.seconds = 0.0
+        self.on_step: Callable[[], None] = lambda: None
         self.marks: list[tuple[int, float]] = []
         """Tokens of each step, and the CPU time outside the core before it."""
 
     def run(self, ids: Any, *args: Any) -> Any:
         self.marks.append((len(ids), time.thread_time() - self.seconds))
+        self.on_step()
         return self._timed(self._core.run, ids, *args)
 
     def sample(self, *args: Any) -> Any:
@@ -64,6 +66,49 @@ class Driver(Peer):
         return super().receive(0) or (None if self._engine.has_work else Stop())
 
 
+class Parts:
+    """The CPU time of parts of the loop, each without those that it calls."""
+
+    def __init__(self, core: Metered) -> None:
+        self._core = core
+        self._inner = [0.0]
+        """Of the parts that run: what their own parts and the core have taken."""
+        self._step: dict[str, float] = {}
+        self.steps: list[dict[str, float]] = []
+
+    def watch(self, owner: Any, name: str) -> None:
+        """Make a function or method of `owner` a part."""
+        call = getattr(owner, name)
+        label = f"{getattr(owner, '__name__', type(owner).__name__)}.{name}".rpartition("engine.")[2]
+
+        @functools.wraps(call)
+        def timed(*args: Any, **named: Any) -> Any:
+            start, core = time.thread_time(), self._core.seconds
+            self._inner.append(0.0)
+            result = call(*args, **named)
+            spent = time.thread_time() - start - (self._core.seconds - core)
+            own = spent - self._inner.pop()
+            self._inner[-1] += spent
+            self._step[label] = self._step.get(label, 0.0) + own
+            return result
+
+        setattr(owner, name, timed)
+
+    def turn(self) -> None:
+        """A step begins."""
+        self.steps.append(self._step)
+        self._step = {}
+
+    def table(self, kept: list[bool]) -> str:
+        """The median of each part over the kept steps."""
+        steps = [step for step, is_kept in zip(self.steps[1:], kept, strict=False) if is_kept]
+        medians = {
+            label: statistics.median(step.get(label, 0.0) for step in steps) for label in {k for s in steps for k in s}
+        }
+        rows = sorted(medians.items(), key=lambda each: -each[1])
+        return "\n".join(f"{1e3 * seconds:8.3f} ms  {label}" for label, seconds in rows)
+
+
 def submit(engine: Engine, args: argparse.Namespace) -> None:
     source = random.Random(0)
     params = SamplingParams(max_tokens=args.tokens, temperature=args.temperature, seed=0, ignore_eos=True)
@@ -90,14 +135,26 @@ def main() -> None:
     with subprocess.Popen(["cat"], stdin=theirs, stdout=subprocess.DEVNULL):  # somebody who reads
         theirs.close()
         driver = Driver(ours.detach(), engine)
+        parts = Parts(core)
         if args.profile:
-            profile = cProfile.Profile()
-            profile.runcall(serve, engine, driver)
-            pstats.Stats(profile).sort_stats("tottime").print_stats(20)
-        else:
-            serve(engine, driver)
+            core.on_step = parts.turn
+            for owner, *names in (
+                (driver, "receive", "send"),
+                (engine, "advance", "step", "_take_news", "_draw", "_observe", "message"),
+                (engine.scheduler, "schedule", "commit"),
+                (engine._batches, "of"),
+                (engine.runner, "submit"),
+                (engine._sampling, "arrays"),
+                (engine._answers, "add"),
+                (engine.pace, "observe"),
+            ):
+                for name in names:
+                    parts.watch(owner, name)
+        serve(engine, driver)
         driver.close()
     engine.close()
+    if args.profile:
+        print(parts.table([a == b == args.streams for (a, _), (b, _) in zip(core.marks, core.marks[1:], strict=False)]))
     times = sorted(core.host_times(args.streams))
     print(
         f"{args.streams} streams, {len(times)} steps: {statistics.median(times):.3f} ms a step outside the core "

@@ -12,7 +12,7 @@ import pelton
 from pelton.bench.limits import READ_BYTES, Limits, Threads, measure_limits
 from pelton.config import EngineConfig
 from pelton.engine.engine import Engine, load
-from pelton.engine.protocol import Start
+from pelton.engine.protocol import Start, Unfold
 from pelton.formats import checkpoint
 from pelton.request import EngineRequest, ErrorEvent, SamplingParams, TokenEvent
 
@@ -64,9 +64,9 @@ class Worker:
         sampling = SamplingParams(max_tokens=1 + job.get("tokens", 0), temperature=0, seed=0, ignore_eos=True)
         for i, ids in enumerate(job["prompts"]):
             self.engine.submit(EngineRequest(id=f"{self.num_jobs}-{i}", prompt_ids=ids, sampling=sampling))
-        num_tokens, prompts_done = 0, 0.0
+        unfold, num_tokens, prompts_done = Unfold(), 0, 0.0
         while self.engine.has_work:
-            for event in self.engine.step():
+            for event in unfold(self.engine.step()):
                 if isinstance(event, ErrorEvent):
                     raise RuntimeError(event.message)
                 num_tokens += isinstance(event, TokenEvent)

@@ -13,7 +13,7 @@ import pytest
 from pelton.config import EngineConfig
 from pelton.engine import engine as engines
 from pelton.engine.engine import Engine
-from pelton.engine.protocol import Start
+from pelton.engine.protocol import Start, Unfold
 from pelton.errors import InsufficientMemory
 from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.quants import WeightType
@@ -52,8 +52,9 @@ def run(engine: Engine, requests: list[EngineRequest]) -> tuple[dict[str, Answer
     told: dict[str, list[Event]] = {one.id: [] for one in requests}
     for one in requests:
         engine.submit(one)
+    unfold = Unfold()
     while engine.has_work or engine.counters.num_waiting:
-        for event in engine.step():
+        for event in unfold(engine.step()):
             told[event.request_id].append(event)
         engine.check()
     usages: dict[str, Usage] = {}

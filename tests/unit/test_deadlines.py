@@ -7,6 +7,7 @@ import pytest
 
 from pelton.engine.deadlines import SLACK
 from pelton.engine.pace import Shape
+from pelton.engine.protocol import Unfold
 from pelton.request import Done, EngineRequest, ErrorEvent, Grammar, TokenEvent
 from tests.unit.toy_executor import Transcript, make_engine, prompt, request, run
 
@@ -89,7 +90,7 @@ def test_a_limit_of_one_that_has_ended_does_not_end_the_next_of_its_name(clock):
     clock.now += 4
     engine.submit(limited("a", max_tokens=2))
     clock.now += 2
-    assert any(isinstance(event, TokenEvent) for event in engine.step())
+    assert any(isinstance(event, TokenEvent) for event in Unfold()(engine.step()))
 
 
 def test_requests_that_have_ended_are_forgotten_before_their_limits(clock):

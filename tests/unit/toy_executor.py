@@ -14,6 +14,7 @@ from pelton.backends.base import NO_TOKEN, Processing, SampleArrays, Sampled, St
 from pelton.config import EngineConfig
 from pelton.engine.budget import MemoryBudget
 from pelton.engine.engine import Engine
+from pelton.engine.protocol import StepEvent, Unfold
 from pelton.engine.runner import Runner
 from pelton.formats.bounded_folder import BoundedFolder
 from pelton.ops.data import BLOCK_TOKENS, NULL_BLOCK, Batch
@@ -242,9 +243,10 @@ class Transcript:
 
     def __init__(self) -> None:
         self.events: dict[str, list[Event]] = {}
+        self._unfold = Unfold()
 
-    def add(self, events: list[Event]) -> None:
-        for event in events:
+    def add(self, events: list[StepEvent]) -> None:
+        for event in self._unfold(events):
             mine = self.events.setdefault(event.request_id, [])
             assert not mine or not isinstance(mine[-1], Done | ErrorEvent), "an event after the terminal one"
             assert isinstance(event, Accepted | ErrorEvent) == (not mine) or isinstance(event, ErrorEvent)

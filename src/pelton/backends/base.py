@@ -39,7 +39,8 @@ class Pending(Protocol):
     """A submitted step."""
 
     def sample(self, params: SampleArrays, processing: Processing | None = None) -> Sampled:
-        """Draw one token per logit row. Blocks until the step has run."""
+        """Draw one token per logit row. Blocks until the step has run. The result holds until the next step is
+        sampled."""
         ...
 
     def logits(self) -> F32:

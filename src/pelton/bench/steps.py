@@ -14,7 +14,7 @@ from pelton.bench.limits import Limits, Times
 from pelton.bench.result import Result, judge
 from pelton.config import EngineConfig
 from pelton.engine.engine import Engine, load
-from pelton.engine.protocol import Start
+from pelton.engine.protocol import Start, Unfold
 from pelton.errors import InternalError
 from pelton.request import EngineRequest, ErrorEvent, SamplingParams
 
@@ -57,8 +57,9 @@ def _run(engine: Engine, num_streams: int, prompt: int, tokens: int) -> list[Ste
     for i in range(num_streams):
         ids = [(FIRST_ID + 7919 * i + 31 * j) % span for j in range(prompt)]
         engine.submit(EngineRequest(id=str(i), prompt_ids=ids, sampling=sampling))
+    unfold = Unfold()
     while engine.has_work:
-        for event in engine.step():
+        for event in unfold(engine.step()):
             if isinstance(event, ErrorEvent):
                 raise InternalError(event.message)
     profiles = engine.runner.profile()

@@ -9,11 +9,39 @@ from pelton.engine.batch import Row
 from pelton.engine.beam import Candidate, events_of, follow
 from pelton.engine.outcome import draw_error, error_event, likeliest, prompt_event, token_event
 from pelton.engine.pins import Pins
-from pelton.engine.protocol import Counters
+from pelton.engine.protocol import Counters, StepEvent, Streams, Tokens
 from pelton.engine.scheduler import Scheduler
 from pelton.engine.sequence import Sequence, SequenceGroup
 from pelton.errors import PeltonError
-from pelton.request import Accepted, Done, ErrorEvent, Event, Finish, FinishReason, TokenEvent, Usage
+from pelton.request import Accepted, Done, ErrorEvent, Finish, FinishReason, TokenEvent, Usage
+
+
+class _Steady:
+    """The rows of a steady step, if they are those of the next ones, too, and of all of them nothing is told but
+    tokens."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self.rows = rows
+        self.streams = tuple((row.sequence.group.request.id, row.sequence.choice) for row in rows)
+        self._tokens = [row.sequence.tokens for row in rows]
+        self._ends = frozenset[int]().union(*(row.sequence.group.end_ids for row in rows))
+        self._num_left = min((row.sequence.max_length - row.sequence.num_tokens for row in rows), default=0)
+        """Tokens that each of them may still draw."""
+
+    def take(self, ids: list[int], errors: list[int]) -> bool:
+        """Append each token to its answer; False: some of these answers may end here, and nothing was done."""
+        if self._num_left < 2 or any(errors) or not self._ends.isdisjoint(ids):
+            return False
+        self._num_left -= 1
+        for tokens, token in zip(self._tokens, ids, strict=True):
+            tokens.append(token)
+        return True
+
+
+def _is_told_plainly(row: Row) -> bool:
+    group = row.sequence.group
+    has_state = row.sequence.constraint is not None or group.request.sampling.mirostat_mode
+    return group.num_logprobs is None and not has_state and row.sequence.state == "running"
 
 
 class Answers:
@@ -29,7 +57,7 @@ class Answers:
         on_end: Callable[[str], None],
     ) -> None:
         self.groups: dict[str, SequenceGroup] = {}
-        self.events: list[Event] = []
+        self.events: list[StepEvent] = []
         self._scheduler = scheduler
         self._pins = pins
         self._counters = counters
@@ -37,8 +65,10 @@ class Answers:
         self._on_end = on_end
         self._ready: list[SequenceGroup] = []
         """Beam searches that can go on."""
+        self._steady: _Steady | None = None
+        """What is known of the last step's rows, if they may be those of the next one."""
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[StepEvent]:
         """What has not been told yet."""
         events, self.events = self.events, []
         return events
@@ -65,11 +95,17 @@ class Answers:
                 self._counters.aborted += 1
                 self.finish(sequence, "abort")
 
-    def add(self, rows: list[Row], sampled: Sampled, accepted: Mapping[Sequence, int]) -> None:
+    def add(
+        self, rows: list[Row], sampled: Sampled, accepted: Mapping[Sequence, int], *, is_steady: bool = False
+    ) -> None:
         """Give each row of a step what was drawn in it. `accepted`: of each sequence that had a draft, how many tokens
         of that it keeps."""
-        errors, mus = sampled.errors.tolist(), sampled.mu.tolist()
-        for row, ((sequence, offset, target), token) in enumerate(zip(rows, sampled.ids.tolist(), strict=True)):
+        ids, errors = sampled.ids.tolist(), sampled.errors.tolist()
+        if self._steady is not None and self._steady.rows is rows and self._steady.take(ids, errors):
+            self.events.append(Tokens(ids))
+            return
+        mus = sampled.mu.tolist()
+        for row, ((sequence, offset, target), token) in enumerate(zip(rows, ids, strict=True)):
             group = sequence.group
             kept = accepted.get(sequence, 0)
             if offset > kept or sequence.state == "finished":  # another choice of its request could not draw
@@ -88,18 +124,22 @@ class Answers:
             else:
                 self._take(sequence, token, sampled, row, mus[row] if offset == kept else None)
         self._advance_beams()
+        self._steady = None
+        if is_steady and all(map(_is_told_plainly, rows)):
+            self._steady = _Steady(rows)
+            self.events.append(Streams(self._steady.streams))
 
     def _take(self, sequence: Sequence, token: int, sampled: Sampled, row: int, mu: float | None) -> None:
         """A token was drawn. `mu`: mirostat's bound after it; None where the token is an accepted one of the draft,
         which the sequence has already."""
         group, constraint = sequence.group, sequence.constraint
-        group.num_completion += 1
         if constraint is not None:
             constraint.accept(token)
             if (error := constraint.error) is not None:
                 self.fail(group, error)
                 return
         if token in group.end_ids:
+            group.num_ends += 1
             logprob = None if group.num_logprobs is None else float(sampled.logprobs[row])
             self.finish(sequence, "stop", token, logprob)
             return
@@ -126,20 +166,22 @@ class Answers:
         self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None, logprob: float | None = None
     ) -> None:
         """End a choice, and its request with the last one."""
+        self._steady = None
         group = sequence.group
         self._scheduler.finish(sequence)
         self.events.append(Finish(group.request.id, sequence.choice, reason, stop_id, logprob))
         if group.is_finished:
-            self._end_well(group)
+            self._end_well(group, group.num_completion)
 
-    def _end_well(self, group: SequenceGroup) -> None:
+    def _end_well(self, group: SequenceGroup, num_completion: int) -> None:
         usage = Usage(
             prompt_tokens=len(group.request.prompt_ids),
-            completion_tokens=group.num_completion,
+            completion_tokens=num_completion,
             cached_tokens=group.num_cached or 0,
         )
         self._counters.prompt_tokens += usage.prompt_tokens
         self._counters.cached_tokens += usage.cached_tokens
+        self._counters.completion_tokens += usage.completion_tokens
         queued = group.started_at - group.arrived_at if group.has_started else 0.0
         self._end(group, Done(group.request.id, usage, queued))
 
@@ -165,19 +207,19 @@ class Answers:
     def _end_beams(self, group: SequenceGroup, events: list[TokenEvent | Finish]) -> None:
         for sequence in group.sequences:
             self._scheduler.finish(sequence)
-        group.num_completion = sum(isinstance(e, TokenEvent) or e.stop_id is not None for e in events)
         self.events += events
-        self._end_well(group)
+        self._end_well(group, sum(isinstance(e, TokenEvent) or e.stop_id is not None for e in events))
 
     def fail(self, group: SequenceGroup, error: PeltonError) -> None:
         """End a request that an error ends."""
+        self._steady = None
         for sequence in group.sequences:
             if sequence.state != "finished":
                 self._scheduler.finish(sequence)
+        self._counters.completion_tokens += group.num_completion
         self._end(group, error_event(group.request.id, error))
 
     def _end(self, group: SequenceGroup, event: Done | ErrorEvent) -> None:
-        self._counters.completion_tokens += group.num_completion
         del self.groups[group.request.id]
         self._on_end(group.request.id)
         self.events.append(event)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pelton.engine.sequence import Sequence
 from pelton.ops.data import I32, NULL_BLOCK, Batch
+
+if TYPE_CHECKING:
+    from pelton.engine.scheduler import Work
 
 
 class Row(NamedTuple):
@@ -19,6 +23,38 @@ class Row(NamedTuple):
     sequence: Sequence
     offset: int = 0
     target: int = -1
+
+
+class Batches:
+    """Makes the arrays of each step, for so many cache groups. Those of a steady step are advanced in place for the
+    next one: each sequence has the token that it drew, a position more."""
+
+    def __init__(self, num_groups: int) -> None:
+        self._num_groups = num_groups
+        self._work: Work | None = None
+        """The last step's."""
+        self._made: tuple[Batch, list[Row]] | None = None
+
+    def of(self, work: Work) -> tuple[Batch, list[Row]]:
+        """The step's arrays, until the next one's are made, and what its logit rows are for."""
+        if work is self._work and self._made is not None:
+            self._made = self._advance(*self._made, work.retabled)
+        else:
+            self._made = batch, _ = build(work.chunks, self._num_groups)
+            self._ids, self._positions = batch.ids.data, batch.positions.data
+            self._work = work
+        return self._made
+
+    def _advance(self, batch: Batch, rows: list[Row], retabled: list[int]) -> tuple[Batch, list[Row]]:
+        for place, (sequence, _, _) in enumerate(rows):
+            self._ids[place] = sequence.tokens[-1]
+            self._positions[place] += 1
+        for place in retabled:
+            for kept, table in zip(batch.tables, rows[place].sequence.tables, strict=True):
+                if len(table) > kept.shape[1]:
+                    return replace(batch, tables=tables([row.sequence for row in rows], self._num_groups)), rows
+                kept[place, : len(table)] = table
+        return batch, rows
 
 
 def build(chunks: dict[Sequence, int], num_groups: int) -> tuple[Batch, list[Row]]:

@@ -29,6 +29,7 @@ from pelton.engine.protocol import (
     Needs,
     Start,
     ToEngine,
+    Unfold,
     Unpin,
     Vocabulary,
 )
@@ -125,6 +126,7 @@ class EngineClient:
         self._ready = asyncio.Event()
         self._streams: dict[str, asyncio.Queue[Event] | None] = {}
         """By request id; None: left by its reader, its end still to come."""
+        self._unfold = Unfold()
         self._vocabulary: Vocabulary | None = None
         self._taught: Link | None = None
         """The engine that has been sent the vocabulary."""
@@ -264,8 +266,9 @@ class EngineClient:
         if isinstance(message, Identified):
             self._identify(message)
             return
-        self.counters = message.counters
-        for event in message.events:
+        if message.counters is not None:
+            self.counters = message.counters
+        for event in self._unfold(message.events):
             queue = self._streams.get(event.request_id)
             if isinstance(event, Done | ErrorEvent):
                 self._streams.pop(event.request_id, None)

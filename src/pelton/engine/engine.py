@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -10,10 +11,10 @@ from concurrent.futures import Future
 
 from pelton.backends.base import Pending
 from pelton.config import EngineConfig
-from pelton.engine import batch, machine
+from pelton.engine import machine
 from pelton.engine.answers import Answers
 from pelton.engine.background import Background
-from pelton.engine.batch import Row
+from pelton.engine.batch import Batches, Row
 from pelton.engine.border import check_request
 from pelton.engine.budget import MemoryBudget
 from pelton.engine.constraints import MAX_COMPILING, Grammars, Masks
@@ -25,7 +26,7 @@ from pelton.engine.pins import Pins
 from pelton.engine.prepare import Prepared
 from pelton.engine.processors import Processors
 from pelton.engine.profile import table
-from pelton.engine.protocol import Counters, EngineInfo, Identified, Start, Vocabulary
+from pelton.engine.protocol import Counters, EngineInfo, Events, Identified, Start, StepEvent, Tokens, Vocabulary
 from pelton.engine.runner import Runner
 from pelton.engine.sampling import Sampling
 from pelton.engine.scheduler import Scheduler, Work
@@ -37,10 +38,12 @@ from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.digest import of_model
 from pelton.request import (
     EngineRequest,
-    Event,
 )
 
 log = logging.getLogger(__name__)
+
+TELL = 0.25
+"""Seconds for which counters that nobody waits for are not told again."""
 
 
 def load(start: Start) -> Engine:
@@ -95,11 +98,14 @@ class Engine:
         self.context = runner.context
         self.on_news: Callable[[], None] = lambda: None
         """Called from another thread when there is something to do again."""
+        self._batches = Batches(len(runner.windows))
         self._sampling = Sampling(runner.vocab_size)
         self._processors = Processors(runner.vocab_size)
         self._grammars = Grammars(runner.vocab_size, lambda: self.on_news())
         self._deadlines = Deadlines(config.queue_timeout, config.request_timeout)
         self._num_arrived = 0
+        self._told = -math.inf
+        """When the client was last told the counters."""
         self._last_end: float | None = None
         """When the last step ended, where the next one follows at once."""
         self._backgrounds: list[tuple[Runner, Background]] = []
@@ -130,7 +136,7 @@ class Engine:
         if self._tier is not None and digest is not None and fingerprint is not None:
             self._tier.open(digest, fingerprint)
 
-    def step(self) -> list[Event]:
+    def step(self) -> list[StepEvent]:
         """One step of everything that runs. The events are also those of submissions and aborts since the last."""
         began = self._clock()
         self._take_news(began)
@@ -142,7 +148,7 @@ class Engine:
             self._draft_model.run(work, work.drafting)
         shape = work.shape
         if work.chunks:
-            inputs, rows = batch.build(work.chunks, len(self.memory.windows))
+            inputs, rows = self._batches.of(work)
             masks = self._grammars.start_masks(rows)
             pending = self.runner.submit(inputs)
             self._draw(pending, rows, masks, work)
@@ -164,11 +170,11 @@ class Engine:
             return
         job = self._processors.job(rows)
         sampled = pending.sample(self._sampling.arrays(rows, masks), None if job is None else job.processing)
-        accepted = count_accepted(rows, sampled)
+        accepted = {} if work.is_steady else count_accepted(rows, sampled)
         self.scheduler.commit(work, accepted)
         for group, error in () if job is None else job.failed.items():
             self._answers.fail(group, error)
-        self._answers.add(rows, sampled, accepted)
+        self._answers.add(rows, sampled, accepted, is_steady=work.is_steady)
 
     def _observe(self, shape: Shape, began: float, drafting: float) -> None:
         """Count a step, and tell the pace how long it took without the draft model's seconds, with what lay between it
@@ -184,12 +190,11 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Would `step` do anything?"""
-        is_fetched = self._tier is not None and self._tier.is_ready
         return (
             self.scheduler.has_work
             or bool(self._answers.events)
             or self._grammars.is_ready
-            or is_fetched
+            or (self._tier is not None and self._tier.is_ready)
             or self.seconds_idle <= 0
         )
 
@@ -302,7 +307,7 @@ class Engine:
         """Pin the prompt of that request no longer."""
         self._pins.drop(request_id)
 
-    def advance(self) -> list[Event]:
+    def advance(self) -> list[StepEvent]:
         """`step`, but an exception in it ends the requests in flight and only them. Raises `InternalError` where
         there is no sound state to go on from."""
         try:
@@ -310,7 +315,16 @@ class Engine:
         except Exception as error:
             return self._fail(error)
 
-    def _fail(self, error: Exception) -> list[Event]:
+    def message(self, events: list[StepEvent]) -> Events:
+        """What the client is told of a step: its events, and the counters, which are put off for a while where nothing
+        has come of it but tokens."""
+        now = self._last_end
+        if now is not None and now < self._told + TELL and len(events) == 1 and isinstance(events[0], Tokens):
+            return Events(events)
+        self._told = -math.inf if now is None else now
+        return Events(events, self.counters)
+
+    def _fail(self, error: Exception) -> list[StepEvent]:
         log.error("a step failed", exc_info=error)
         self._last_end = None
         for group in list(self._answers.groups.values()):

@@ -70,6 +70,12 @@ def blocks_for(num_tokens: int) -> int:
     return -(-num_tokens // BLOCK_TOKENS)
 
 
+def _phases(window: int) -> set[int]:
+    """Where in a block a sequence's length is when a window passes a block."""
+    lengths = range(window, window + 2 * BLOCK_TOKENS)
+    return {n % BLOCK_TOKENS for n in lengths if first_seen(n - 1, window) != first_seen(n, window)}
+
+
 class KVMemory:
     """All block pools and the prefix cache of an engine.
 
@@ -90,6 +96,8 @@ class KVMemory:
     ) -> None:
         self.windows = windows
         self._windowed = [(group, window) for group, window in enumerate(windows) if window is not None]
+        self.phases = frozenset({0}.union(*(_phases(window) for window in windows if window is not None)))
+        """Where in a block a sequence's length must be for its tables to change with it."""
         self.max_chunk = max_chunk
         self.is_caching = is_caching
         self.cache = PrefixCache(windows)

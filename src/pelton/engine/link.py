@@ -254,7 +254,7 @@ class LocalLink:
         events = self._engine.advance()
         if not self._engine.has_work:
             self._wake.clear()
-        return Events(events, self._engine.counters)
+        return self._engine.message(events)
 
     async def close(self) -> None:
         """Give the engine's memory back."""

@@ -46,6 +46,8 @@ FORGET = 32
 """After so many steps with drafts, and none without, what plain ones took is of no use."""
 RANGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """The last row count of each range that has a factor of its own; the last one has the rest."""
+MOST_UNREAD = 64
+"""Observations that are put by until somebody asks for a prediction."""
 FACTOR_RATE = 0.1
 """Part of an error that the factor of a step's range takes up, once it has been seen a few times."""
 UNSEEN = 0.1
@@ -193,12 +195,26 @@ class Pace:
 
     def __init__(self, target: float = 0.0, prices: Prices | None = None, spread: float = 0.25) -> None:
         self.target = target
-        self._all = Costs(prices, spread)
-        self._plain = Costs(prices, spread)
+        self._costs = Costs(prices, spread)
+        self._plain_costs = Costs(prices, spread)
         self._tail = LEAST_TAIL
         """The logarithm of how many times as long as predicted a step takes, but for one in a hundred."""
         self._num_drafting = FORGET if prices is None else 0
         """Steps with drafts since the last plain one."""
+        self._unread: list[tuple[Shape, float]] = []
+        """Observations that nobody has asked about yet: to learn from some at once takes less time."""
+
+    @property
+    def _all(self) -> Costs:
+        """Of steps of all kinds."""
+        self._learn()
+        return self._costs
+
+    @property
+    def _plain(self) -> Costs:
+        """Of steps that only decode."""
+        self._learn()
+        return self._plain_costs
 
     @property
     def prices(self) -> Prices:
@@ -222,18 +238,26 @@ class Pace:
         """A step of that shape took so long."""
         if seconds <= 0 or not shape.num_tokens:
             return
-        error = self._all.observe(shape, seconds)
-        if shape.num_tokens == shape.num_rows:
-            if shape.num_read == shape.num_pairs:
-                error = self._plain.observe(shape, seconds)
-                self._num_drafting = 0
-            else:
-                self._num_drafting += 1
-        self._tail = max(LEAST_TAIL, self._tail + TAIL_RATE * ((error > self._tail) - TAIL))
+        self._unread.append((shape, seconds))
+        if len(self._unread) == MOST_UNREAD:
+            self._learn()
+
+    def _learn(self) -> None:
+        for shape, seconds in self._unread:
+            error = self._costs.observe(shape, seconds)
+            if shape.num_tokens == shape.num_rows:
+                if shape.num_read == shape.num_pairs:
+                    error = self._plain_costs.observe(shape, seconds)
+                    self._num_drafting = 0
+                else:
+                    self._num_drafting += 1
+            self._tail = max(LEAST_TAIL, self._tail + TAIL_RATE * ((error > self._tail) - TAIL))
+        self._unread.clear()
 
     def spare(self, shape: Shape, num_bytes: int) -> float:
         """Seconds that prefill and moves of so many bytes may add to a step that else only decodes, such that it keeps
         to the target although predictions are off now and then."""
+        self._learn()
         plain = (self._plain if self._num_drafting < FORGET else self._all).predict(shape)
         target = self.target or max(TARGET, PLAIN_STEPS * plain)
         limit = target / max(1 + MARGIN * self.spread, math.exp(self._tail - LEAST_TAIL))

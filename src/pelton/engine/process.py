@@ -173,7 +173,7 @@ def serve(engine: Engine, peer: Peer) -> None:
                     return
             message = peer.receive(0)
         if engine.has_work:
-            peer.send(Events(engine.advance(), engine.counters))
+            peer.send(engine.message(engine.advance()))
             is_checked = False
         else:
             peer.send(Events([], engine.counters))

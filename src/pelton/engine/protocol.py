@@ -3,12 +3,14 @@ each behind its length."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import msgspec
 
 from pelton.config import EngineConfig
 from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.digest import FileDigest, ModelFile
-from pelton.request import EngineRequest, Event
+from pelton.request import EngineRequest, Event, TokenEvent
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -181,11 +183,51 @@ class Identified(msgspec.Struct, frozen=True, tag="identified"):
     """The numerics fingerprint; None: the files are the draft model's, which it does not depend on."""
 
 
-class Events(msgspec.Struct, frozen=True, tag="events"):
+Stream = tuple[str, int]
+"""A request's id and the number of one of its choices."""
+
+
+class Streams(msgspec.Struct, frozen=True, array_like=True, tag="streams"):
+    """Whose the following `Tokens` are, until this comes again."""
+
+    streams: tuple[Stream, ...]
+
+
+class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
+    """A token for each of the last `Streams`, of which there is no more to be told: as many `TokenEvent`s."""
+
+    token_ids: list[int]
+
+
+StepEvent = Event | Streams | Tokens
+"""What an engine tells."""
+
+
+class Unfold:
+    """One engine's events, as its client hands them out."""
+
+    def __init__(self) -> None:
+        self._streams: tuple[Stream, ...] = ()
+
+    def __call__(self, events: Iterable[StepEvent]) -> Iterator[Event]:
+        """Those of the next step."""
+        for event in events:
+            match event:
+                case Streams(streams=streams):
+                    self._streams = streams
+                case Tokens(token_ids=ids):
+                    for (request_id, choice), id in zip(self._streams, ids, strict=True):
+                        yield TokenEvent(request_id, choice, id)
+                case _:
+                    yield event
+
+
+class Events(msgspec.Struct, frozen=True, tag="events", omit_defaults=True):
     """All events of one step, in order; none of them where only the counters are told."""
 
-    events: list[Event]
-    counters: Counters
+    events: list[StepEvent]
+    counters: Counters | None = None
+    """None: they are told again soon. Where a choice or a request begins or ends, they are not put off."""
 
 
 FromEngine = Needs | Planned | Progress | Ready | Failed | Alive | Identified | Events

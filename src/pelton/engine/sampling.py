@@ -35,7 +35,7 @@ class Sampling:
     def arrays(self, rows: list[Row], masks: Future[Masks] | None = None) -> SampleArrays:
         """The parameters of each logit row. All that depends on a sequence's output is as if what the row's draft has
         before it were output. `masks`: one row for each of `rows` that has a constraint, in their order."""
-        if rows != self._rows:
+        if rows is not self._rows and rows != self._rows:
             self._prepare(rows)
         changed: dict[str, Any] = {}
         if self._has_draws:
@@ -52,7 +52,7 @@ class Sampling:
 
     def _prepare(self, rows: list[Row]) -> None:
         params = list(map(_params, rows))
-        self._rows = list(rows)
+        self._rows = rows
         self._static = _columns(rows, params)
         self._has_draws = any(p.temperature > 0 for p in params)
         self._has_mirostat = any(p.mirostat_mode for p in params)

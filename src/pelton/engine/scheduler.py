@@ -18,8 +18,10 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import insort
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from pelton.engine.batch import num_drafted, scored
 from pelton.engine.draft_policy import Drafting
@@ -42,10 +44,14 @@ MAX_FETCHES = 2
 out in between."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Work:
     """One step: sequences with the number of tokens to compute for each, those of its draft included, after these
-    copies of blocks."""
+    copies of blocks.
+
+    A step that only goes on with answers, a token each, is `steady`. While nothing else happens, one `Work` stands for
+    one such step after the other: what is made from it for a step can be kept for the next one.
+    """
 
     chunks: dict[Sequence, int] = field(default_factory=dict)
     moves: list[Move] = field(default_factory=list)
@@ -53,10 +59,22 @@ class Work:
     """Of the moves."""
     drafting: Drafting | None = None
     """What the draft model does first, which is no part of the shape."""
+    is_steady: bool = False
+    retabled: list[int] = field(default_factory=list)
+    """Places, among the sequences of a steady step, of those whose tables have changed since the step before."""
+    _shape: Shape | None = None
+    """Of a steady step."""
+
+    @cached_property
+    def tenants(self) -> Counter[str]:
+        """Whose the sequences are."""
+        return Counter(sequence.group.tenant for sequence in self.chunks)
 
     @property
     def shape(self) -> Shape:
         """What its time depends on, until it is committed."""
+        if self._shape is not None:
+            return self._shape
         tokens = rows = read = pairs = 0  # a step has many sequences: no object for each
         for sequence, num_tokens in self.chunks.items():
             start = sequence.num_computed
@@ -68,7 +86,21 @@ class Work:
             tokens += num_tokens
             read += start + num_tokens
             pairs += num_pairs(start, num_tokens)
-        return Shape(tokens, rows, read, pairs, self.num_bytes)
+        shape = Shape(tokens, rows, read, pairs, self.num_bytes)
+        if self.is_steady:
+            self._shape = shape
+        return shape
+
+    def repeat(self) -> None:
+        """Stand for the next step: each sequence has a token more."""
+        tokens, rows, read, pairs, _ = self.shape
+        self._shape = Shape(tokens, rows, read + tokens, pairs + tokens)
+
+
+def _goes_on(sequence: Sequence) -> bool:
+    """Has it one token to compute, behind which the next one of its answer is drawn, as in the step before?"""
+    is_alone = not sequence.children and sequence.group.beams is None
+    return sequence.num_new == 1 and sequence.num_output > 0 and not sequence.draft and is_alone
 
 
 class Scheduler:
@@ -107,6 +139,8 @@ class Scheduler:
         self._to_read: list[tuple[Fetch, list[Place]]] = []
         self._num_mixed = 0
         """Steps with prefill since the last one without."""
+        self._steady: Work | None = None
+        """The last step's, if the next one can be the same."""
         self._mean_output = 100.0
         """Tokens of an answer, over those that ended lately."""
 
@@ -151,6 +185,9 @@ class Scheduler:
 
     def schedule(self) -> Work:
         """Pick the next step's work and give it the blocks that it needs."""
+        if (steady := self._steady) is not None and self._can_repeat(steady):
+            steady.repeat()
+            return steady if self.speculation is None else self._drafted(steady, self.speculation)
         work = Work()
         self._admit(work)
         prefills: list[Sequence] = []
@@ -171,6 +208,32 @@ class Scheduler:
             self._give_drafts(work, self.speculation)
         work.moves, self.memory.moves = self.memory.moves, []
         work.num_bytes = self.memory.num_bytes(work.moves)
+        work.is_steady = (
+            not work.moves and work.drafting is None and bool(work.chunks) and all(map(_goes_on, self.running))
+        )
+        self._steady = work if work.is_steady else None
+        return work
+
+    def _can_repeat(self, work: Work) -> bool:
+        """Is the next step the same as the last one, which was `work`? Then its sequences have the blocks for it."""
+        if self.waiting or self.memory.moves:
+            return False
+        if work.retabled:
+            sequences = list(work.chunks)
+            for sequence in (sequences[place] for place in work.retabled):
+                if not self.memory.has_place(sequence, 1):
+                    if self.memory.room(sequence) < 1:
+                        return False
+                    self.memory.grow(sequence, 1)
+        return True
+
+    def _drafted(self, steady: Work, speculation: Speculation) -> Work:
+        """A steady step, with drafts where it is to have any; then it is steady no more."""
+        work = Work(dict(steady.chunks))
+        self._give_drafts(work, speculation)
+        if work.chunks == steady.chunks and work.drafting is None:
+            return steady
+        self._steady = None
         return work
 
     def _give_drafts(self, work: Work, speculation: Speculation) -> None:
@@ -307,6 +370,11 @@ class Scheduler:
     def _run(self, sequence: Sequence) -> None:
         sequence.state = "running"
         insort(self.running, sequence, key=lambda s: s.order)
+        self._steady = None
+
+    def _stop(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._steady = None
 
     def _give_chunk(self, work: Work, sequence: Sequence, num_tokens: int) -> None:
         """Put a sequence into the step with as many of these tokens as there is memory for, preempting those behind it
@@ -327,7 +395,7 @@ class Scheduler:
 
     def _preempt(self, work: Work, sequence: Sequence) -> None:
         work.chunks.pop(sequence, None)
-        self.running.remove(sequence)
+        self._stop(sequence)
         seconds = self.pace.chunk_seconds(0, sequence.num_computed)
         self.num_swapped += self.memory.save(sequence, seconds, self.pace.prices.byte)
         self.memory.release(sequence)
@@ -343,6 +411,9 @@ class Scheduler:
     def commit(self, work: Work, accepted: Mapping[Sequence, int]) -> None:
         """The step has run: its tokens are in memory. Of drafts, `accepted` tokens become their sequence's own and the
         others are forgotten. Choices whose prompt is complete fork."""
+        if work.is_steady:
+            self._commit_steady(work)
+            return
         for sequence, num_tokens in work.chunks.items():
             was_prefill, kept = sequence.num_new > 1, 0
             if sequence.draft:
@@ -370,6 +441,19 @@ class Scheduler:
             if sequence.children:
                 self._fork(sequence)
 
+    def _commit_steady(self, work: Work) -> None:
+        """What `commit` comes to for a steady step."""
+        work.retabled = []
+        for place, sequence in enumerate(work.chunks):
+            if (sequence.num_computed + 1) % BLOCK_TOKENS in self.memory.phases:
+                self.memory.commit(sequence, 1)
+                work.retabled.append(place)
+            else:
+                sequence.num_computed += 1
+        self.waiting.num_computed += len(work.chunks)
+        for tenant, num_tokens in work.tenants.items():
+            self.waiting.shares.charge(tenant, OUTPUT * num_tokens)
+
     def _offer(self, sequence: Sequence) -> None:
         """Have a prompt that is complete kept on disk."""
         if self.tier is not None and sequence.node is not None:
@@ -389,7 +473,7 @@ class Scheduler:
     def park(self, sequence: Sequence) -> None:
         """Take the place and the blocks of a sequence of a beam search; its tokens stay."""
         if sequence.state == "running":
-            self.running.remove(sequence)
+            self._stop(sequence)
             self.memory.release(sequence)
         elif sequence.state == "waiting":
             self.waiting.remove(sequence)
@@ -415,7 +499,7 @@ class Scheduler:
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out, whatever its state, and give its blocks back. What it had is left in the cache."""
         if sequence.state == "running":
-            self.running.remove(sequence)
+            self._stop(sequence)
             if sequence.children:
                 self._hand_over(sequence)
             else:

@@ -111,7 +111,7 @@ class SequenceGroup:
     """A request and its choices."""
 
     __slots__ = (
-        "arrival", "arrived_at", "beams", "dry_breakers", "end_ids", "is_accepted", "num_cached", "num_completion",
+        "arrival", "arrived_at", "beams", "dry_breakers", "end_ids", "is_accepted", "num_cached", "num_ends",
         "num_logprobs", "num_scored", "request", "sequences", "started_at", "tenant",
         "warnings",
     )  # fmt: skip
@@ -131,8 +131,8 @@ class SequenceGroup:
         self.num_logprobs = request.sampling.logprobs
         self.num_scored = len(request.prompt_ids) if request.sampling.prompt_logprobs is None else 1
         """Tokens of the prompt whose logprobs are known, or nobody asks for; the first one has none."""
-        self.num_completion = 0
-        """Tokens drawn over all choices, those that ended a choice included."""
+        self.num_ends = 0
+        """Choices that a token has ended, which is none of theirs."""
         self.end_ids = frozenset(request.sampling.stop_token_ids) | frozenset(
             () if request.sampling.ignore_eos else request.end_ids
         )
@@ -151,6 +151,11 @@ class SequenceGroup:
     def parent_of(self, child: Sequence) -> Sequence:
         """The choice that a choice in state `forking` will fork from."""
         return next(sequence for sequence in self.sequences if child in sequence.children)
+
+    @property
+    def num_completion(self) -> int:
+        """Tokens drawn over all choices, those that ended a choice included; of a beam search, those of its slots."""
+        return self.num_ends + sum(sequence.num_output for sequence in self.sequences)
 
     @property
     def has_started(self) -> bool:
