@@ -10,7 +10,7 @@ from pelton.engine import engine as engine_module
 from pelton.engine.engine import Engine
 from pelton.engine.grammar_trial import GrammarTrial
 from pelton.engine.protocol import Vocabulary
-from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Finish, Grammar
+from pelton.request import Accepted, Done, EngineRequest, ErrorEvent, Finish, Grammar, Thinking
 
 from .toy_executor import VOCAB, ToyExecutor, Transcript, digest, make_engine, prompt, request, run
 
@@ -36,6 +36,11 @@ def constrained(id: str, schema: object, length: int = 20, **params: object) -> 
     plain = request(id, prompt(length, digest(id) % 7), **{"max_tokens": 60, "end_ids": (END,), **params})  # type: ignore[arg-type]
     grammar = Grammar(kind="json_schema", text=json.dumps(schema), param="response_format")
     return msgspec.structs.replace(plain, grammar=grammar)
+
+
+def thinking(request: EngineRequest, budget: int | None, is_open: bool = True) -> EngineRequest:
+    thoughts = Thinking(open="{{", close="}}", is_open=is_open, budget=budget)
+    return msgspec.structs.replace(request, thinking=thoughts)
 
 
 def text(transcript: Transcript, id: str, choice: int = 0) -> str:
@@ -190,6 +195,8 @@ def test_drafts_change_nothing(windows):
         constrained("items", {"type": "array", "items": {"type": "integer"}, "minItems": 30}, max_tokens=120),
         constrained("text", {"type": "string", "minLength": 60, "maxLength": 70}, max_tokens=120, n=2),
         constrained("cut", {"type": "string", "minLength": 60}, max_tokens=40, logprobs=2),
+        thinking(constrained("thought", LIST, max_tokens=120, n=2), budget=60),
+        thinking(request("free", prompt(30), max_tokens=120, end_ids=(END,)), budget=50),
     ]
     expected = run(engine_with_vocabulary(windows=windows, speculation="off")[0], asked)
     engine, _ = engine_with_vocabulary(windows=windows, clock=map(float, itertools.count()).__next__)
@@ -198,3 +205,38 @@ def test_drafts_change_nothing(windows):
         assert drafted.answers(one.id) == expected.answers(one.id), one.id
         assert drafted.last(one.id).usage.completion_tokens == expected.last(one.id).usage.completion_tokens
     assert engine.counters.accepted > 0
+
+
+@pytest.mark.parametrize("budget", [0, 1, 7])
+def test_thoughts_end_with_their_budget_and_the_answer_is_of_its_schema(budget):
+    engine, _ = engine_with_vocabulary()
+    ran = run(engine, [thinking(constrained("a", LIST, temperature=1.0, n=3), budget)])
+    for choice in range(3):
+        thought, _, answer = text(ran, "a", choice).partition("}}")
+        assert len(thought.removesuffix("\n")) <= budget
+        assert 2 <= len(json.loads(answer)) <= 3
+        assert reason(ran, "a", choice) == "stop"
+
+
+def test_a_budget_without_a_grammar_leaves_the_answer_free():
+    engine, _ = engine_with_vocabulary()
+    plain = request("a", prompt(30), max_tokens=60, temperature=1.0)
+    ran = run(engine, [thinking(plain, 5), msgspec.structs.replace(plain, id="b"), thinking(request("c", [3]), 0)])
+    thought, close, answer = text(ran, "a").partition("}}")
+    assert len(thought.removesuffix("\n")) <= 5
+    assert close
+    assert len(answer) == 60 - len(thought) - 2
+    assert text(ran, "a")[:5] == text(ran, "b")[:5]
+    assert text(ran, "c").startswith("}}")
+
+
+def test_what_is_not_enforced_is_told_with_the_acceptance():
+    engine, _ = engine_with_vocabulary()
+    asked = constrained("a", {**LIST, "uniqueItems": True})
+    assert asked.grammar is not None
+    loose = msgspec.structs.replace(asked, grammar=msgspec.structs.replace(asked.grammar, is_strict=False))
+    for _ in range(2):  # compiled, and known
+        ran = run(engine, [loose])
+        (accepted,) = (event for event in ran.events["a"] if isinstance(event, Accepted))
+        assert len(accepted.warnings) == 1
+        assert "uniqueItems" in accepted.warnings[0]
