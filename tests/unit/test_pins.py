@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pelton.request import Done, ErrorEvent
+from tests.unit.test_engine import alone
 from tests.unit.toy_executor import ToyExecutor, Transcript, make_engine, prompt, request, run
 
 WINDOWS = [(None,), (None, 40), (70,), (None, 33, 90)]
@@ -138,3 +139,26 @@ def test_without_a_prefix_cache_there_is_nothing_to_pin_in():
     last = run(engine, [pin("p", prompt(330))]).last("p")
     assert isinstance(last, ErrorEvent)
     assert "no prefix cache" in last.message
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 40)])
+@pytest.mark.parametrize(("num_blocks", "width"), [(9, 4), (9, 8), (12, 8), (16, 6)])
+def test_searches_go_on_in_what_pins_leave(windows, num_blocks, width):
+    """However little that is: slots that have their candidates make way for those that cannot get theirs."""
+    engine, _ = engine_of(windows, Clock(), num_blocks, context=128)
+    for number in range(engine._pins._limits[0]):
+        run(engine, [pin(f"pin {number}", prompt(33, number))])
+    asked = [
+        request(id, prompt(60, 50), n=2, use_beam_search=True, beam_width=width, max_tokens=60) for id in ("a", "b")
+    ]
+    asked.append(request("c", prompt(40, 70), n=3, temperature=1.0, max_tokens=60))
+    transcript, num_steps = Transcript(), 0
+    for one in asked:
+        engine.submit(one)
+    while engine.has_work:
+        transcript.add(engine.step())
+        engine.check()
+        num_steps += 1
+        assert num_steps < 2000
+    for one in asked:
+        assert transcript.answers(one.id) == alone(one, windows)

@@ -202,8 +202,8 @@ class Scheduler:
             self._num_mixed = 0
         else:
             self._give_prefills(work, prefills)
-        if self.running and not work.chunks and not any(sequence.num_new for sequence in self.running):
-            self.park(self.running[-1])  # all have their candidates and hold what others of their search need
+        if self.running and not work.chunks:
+            self._make_way()
         if self.speculation is not None and work.chunks and not prefills:
             self._give_drafts(work, self.speculation)
         work.moves, self.memory.moves = self.memory.moves, []
@@ -235,6 +235,12 @@ class Scheduler:
             return steady
         self._steady = None
         return work
+
+    def _make_way(self) -> None:
+        """Nobody can go on: take the blocks of a slot that has its candidates, and so holds what others of its search
+        need to get theirs."""
+        if (sequence := next((each for each in reversed(self.running) if not each.num_new), None)) is not None:
+            self.park(sequence)
 
     def _give_drafts(self, work: Work, speculation: Speculation) -> None:
         """Let sequences that decode try drafts."""
