@@ -22,6 +22,7 @@ HOMES = {
     "httptools": ("bench/serving/http.py",),
     "matplotlib": ("bench/serving/plot.py",),
     "rich": ("cli/", "progress/", "bench/"),
+    "opentelemetry": ("server/tracing.py",),
     "prometheus_client": ("server/metrics.py",),
     "sqlite3": ("server/store.py",),
     "platformdirs": ("config.py",),

@@ -98,6 +98,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A smaller model with the same vocabulary, named as any model, that drafts for this one; "": none."""
     profile: bool = False
     """Measure each op; where the time went is printed to standard error as the engine ends."""
+    log_format: Literal["text", "json"] = "text"
     heartbeat_timeout: float = 30.0
     """Seconds without a sign of life after which an engine process counts as dead. A long step is none: signs come
     from beside it."""
@@ -182,6 +183,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ssl_certfile: str = ""
     ssl_keyfile: str = ""
     """"": in `ssl_certfile`."""
+    log_format: Literal["text", "json"] = "text"
+    log_prompts: bool = False
+    """Log what requests ask? It may be anything that people trust a model with."""
+    otel: bool = False
+    """Send OpenTelemetry traces; where to is what OTEL_EXPORTER_OTLP_ENDPOINT says."""
     strict_params: bool = False
     """Refuse parameters that would be ignored?"""
 

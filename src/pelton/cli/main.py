@@ -162,6 +162,9 @@ def run(model: str, prompt: tuple[str, ...], **options: Any) -> None:
     "--ssl-keyfile", type=click.Path(exists=True, dir_okay=False), help="[default: in the certificate's file]"
 )
 @click.option("--max-body", type=click.IntRange(1), help="Bytes of a request's body. [default: 32 MiB]")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="[default: text]")
+@click.option("--log-prompts", is_flag=True, default=None, help="Log what requests ask.")
+@click.option("--otel", is_flag=True, default=None, help="Send OpenTelemetry traces (needs pelton[otel]).")
 @click.option("--strict-params", is_flag=True, default=None, help="Refuse parameters that would be ignored.")
 @engine_options
 def serve(models: tuple[str, ...], **options: Any) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pelton import config
+from pelton import config, logs
 
 if TYPE_CHECKING:
     from pelton.pool import Pool
@@ -25,9 +25,10 @@ def serve(models: tuple[str, ...], *, served_name: str | None, any_model: bool, 
     if options["api_key"] == "":
         raise click.UsageError("--api-key is empty: leave it out to serve without keys")
     options["cors_origin"] = options["cors_origin"] or None
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    settings = config.load(**options)
+    logs.setup(settings.server.log_format, logging.INFO)
     names = {served_name or model: model for model in models}
-    asyncio.run(_serve(names, any_model or not models, config.load(**options)))
+    asyncio.run(_serve(names, any_model or not models, settings))
 
 
 async def _serve(models: Mapping[str, str], is_open: bool, settings: config.Config) -> None:

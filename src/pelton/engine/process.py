@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pelton import logs
 from pelton.engine.protocol import (
     LENGTH_BYTES,
     Abort,
@@ -193,12 +194,13 @@ def _watch_peer() -> None:
 
 def main(descriptor: int) -> int:
     """Load and serve. The exit status is 0 only where the client asked to stop."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logs.setup("text", logging.WARNING)
     threading.Thread(target=_watch_peer, name="watch peer", daemon=True).start()
     peer = Peer(descriptor)
     start = peer.receive(None)
     if not isinstance(start, Start):
         return 0
+    logs.setup(start.config.log_format, logging.WARNING)
     from pelton.engine.engine import load_prepared
     from pelton.engine.prepare import Prepared
 

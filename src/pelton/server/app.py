@@ -30,6 +30,7 @@ from pelton.server.openai_reply import error_body
 from pelton.server.openai_types import ErrorAnswer
 from pelton.server.operation import Dialect, ErrorForms, Operation, route
 from pelton.server.store import Store
+from pelton.server.tracing import Tracer
 from pelton.server.wire import JSON
 
 log = logging.getLogger("pelton.server")
@@ -52,7 +53,9 @@ class App:
         self._ledger = None if self._store is None else Ledger(self._store)
         bounds = Bounds(config.max_body, config.body_timeout)
         self._metrics = Metrics(pool.services)
-        models = Models(pool, Meter(self._ledger, self._metrics))
+        self._tracer = Tracer() if config.otel else None
+        meter = Meter(self._ledger, self._metrics, self._tracer, logs_prompts=config.log_prompts)
+        models = Models(pool, meter)
         dialects = (self._own(models), openai.dialect(models), anthropic.dialect(models))
         self._dialects = dialects
         self._openapi: dict[str, Any] | None = None
@@ -121,6 +124,8 @@ class App:
             self._ledger.flush()
         if self._store is not None:
             self._store.close()
+        if self._tracer is not None:
+            self._tracer.close()
 
     def _response(self, path: str, error: PeltonError) -> Response:
         headers = {} if error.retry_after is None else {"retry-after": str(max(1, math.ceil(error.retry_after)))}

@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from pelton.errors import Forbidden, InvalidRequest
+from pelton.logs import request_id
+from pelton.request import Usage
 from pelton.server.keys import ANYONE, Key, Scope
 from pelton.server.limits import Limits
 
@@ -24,6 +26,21 @@ class Context:
     began: float = field(default_factory=time.perf_counter)
     route: str = ""
     """The path of its route as declared; "": of none."""
+    trace: dict[str, str] = field(default_factory=dict)
+    """Its W3C trace headers."""
+    model: str | None = None
+    usage: Usage | None = None
+    """Of the generations that it has begun: the last one's model, and what all of them used."""
+
+    def add_usage(self, model: str, usage: Usage) -> None:
+        """One of its generations has ended."""
+        self.model = model
+        before = self.usage or Usage()
+        self.usage = Usage(
+            prompt_tokens=before.prompt_tokens + usage.prompt_tokens,
+            completion_tokens=before.completion_tokens + usage.completion_tokens,
+            cached_tokens=before.cached_tokens + usage.cached_tokens,
+        )
 
     def require(self, scope: Scope) -> None:
         """Raise `Forbidden` unless the key has the scope."""
@@ -50,3 +67,4 @@ def current() -> Context:
 def enter(context: Context) -> None:
     """This task, and those that it starts, run on behalf of this request."""
     _current.set(context)
+    request_id.set(context.id)

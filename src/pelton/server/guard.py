@@ -4,9 +4,11 @@ draining."""
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from time import perf_counter
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -14,12 +16,16 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pelton.errors import Forbidden, HeadersTooLarge, PeltonError, Unavailable
+from pelton.logs import fields
 from pelton.server.body import Bounds
 from pelton.server.context import Context, current, enter
 from pelton.server.keys import ANYONE, KeyRing
 from pelton.server.limits import Limits
 from pelton.server.store import Store
 
+access = logging.getLogger("pelton.access")
+UNLOGGED = ("/health", "/metrics")
+"""Routes that are asked every few seconds and whose answers nobody looks up."""
 _GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 ErrorWriter = Callable[[PeltonError, Scope, Receive, Send], Awaitable[None]]
 
@@ -99,6 +105,7 @@ class Guard:
             id=given if _GOOD_ID.fullmatch(given) else secrets.token_hex(12),
             is_strict=_is_on(headers.get(STRICT_HEADER), self._is_strict),
         )
+        context.trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         enter(context)
 
         status = 499  # the client went away before it was told one
@@ -119,6 +126,8 @@ class Guard:
         finally:
             self.num_active -= 1
             self._count(context.route or "none", scope["method"], str(status))
+            if context.route not in UNLOGGED:
+                _log(context, scope, status)
 
     async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Behind CORS, so that a script may read what is refused here, too."""
@@ -150,6 +159,25 @@ class Guard:
             return
         if not _is_local(origin):
             raise Forbidden(f"pages of {origin[:200]} may not use this server: --cors-origin lets them, and so do keys")
+
+
+def _log(context: Context, scope: Scope, status: int) -> None:
+    """One line for each request; its path as it came, without what could break a line, and without its query."""
+    usage = context.usage
+    access.info(
+        "%s %s %d",
+        scope["method"],
+        scope["raw_path"].decode("ascii", "replace")[:200],
+        status,
+        extra=fields(
+            seconds=round(perf_counter() - context.began, 4),
+            key=context.key.name or None,
+            model=context.model,
+            prompt_tokens=None if usage is None else usage.prompt_tokens,
+            cached_tokens=None if usage is None else usage.cached_tokens,
+            completion_tokens=None if usage is None else usage.completion_tokens,
+        ),
+    )
 
 
 def _is_local(origin: str) -> bool:

@@ -40,6 +40,7 @@ class _Uvicorn(uvicorn.Server):
             host=config.host,
             port=config.port,
             backlog=BACKLOG,
+            log_config=None,
             log_level="warning",
             access_log=False,
             server_header=False,

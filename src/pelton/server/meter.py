@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pelton.logs import fields
 from pelton.request import Request, TextDelta, TextDone, TextEvent, TextFinish, Usage
 from pelton.server.context import Context, current
 from pelton.server.ledger import Ledger
 from pelton.server.metrics import Metrics, ModelMetrics
+from pelton.server.tracing import Trace, Tracer
 
 if TYPE_CHECKING:
     from pelton.service import Service
 
+log = logging.getLogger("pelton.prompts")
 CHARACTERS_PER_TOKEN = 4
 """What is reckoned with before a prompt was encoded."""
 
@@ -24,9 +28,13 @@ CHARACTERS_PER_TOKEN = 4
 class Meter:
     """Counts what requests use, and measures what they take."""
 
-    def __init__(self, ledger: Ledger | None, metrics: Metrics) -> None:
+    def __init__(
+        self, ledger: Ledger | None, metrics: Metrics, tracer: Tracer | None = None, *, logs_prompts: bool = False
+    ) -> None:
         self._ledger = ledger
         self._metrics = metrics
+        self._tracer = tracer
+        self._logs_prompts = logs_prompts
 
     async def begin(self, service: Service, request: Request) -> AsyncGenerator[TextEvent, None]:
         """`service.generate` on behalf of the caller. Raises `RateLimited` where its key has no tokens left."""
@@ -35,12 +43,17 @@ class Meter:
             request = msgspec.structs.replace(request, tenant=context.key.id)
         expected = expected_usage(request)
         reserved = await context.limits.take("tokens", expected.prompt_tokens + expected.completion_tokens)
-        watch = _Watch(self._ledger, self._metrics.of(service.name), context, service.name, expected, reserved)
+        trace = None if self._tracer is None else self._tracer.start(request, service.name, context.trace)
+        watch = _Watch(self._ledger, self._metrics.of(service.name), context, service.name, expected, reserved, trace)
+        if self._logs_prompts:
+            log.info("prompt", extra=fields(model=service.name, prompt=_prompt(request)))
         try:
             events = watch.over(await service.generate(request))
             await anext(events)  # From here on, closing `events` closes what it watches.
-        except BaseException:
+        except BaseException as error:
             context.limits.settle("tokens", -reserved)
+            if trace is not None:
+                trace.end(Usage(), set(), failure=type(error).__name__)
             raise
         return events
 
@@ -56,6 +69,7 @@ class _Watch:
         model: str,
         expected: Usage,
         reserved: int,
+        trace: Trace | None,
     ) -> None:
         self._ledger = ledger
         self._metrics = metrics
@@ -63,6 +77,7 @@ class _Watch:
         self._model = model
         self._expected = expected
         self._reserved = reserved
+        self._trace = trace
         self._num_tokens = 0
         self._first: float | None = None
         """When the first token came."""
@@ -103,6 +118,8 @@ class _Watch:
         elif self._first is None:
             self._first = now
             self._metrics.first.observe(now - self._context.began)
+            if self._trace is not None:
+                self._trace.first_token()
 
     def _end(self, done: TextDone | None) -> None:
         """`done`: None where the request did not end well; then its usage is known only in part."""
@@ -113,10 +130,21 @@ class _Watch:
             usage = done.usage
             to_first = None if self._first is None else self._first - began
             self._metrics.done(usage, seconds=perf_counter() - began, to_first=to_first, queued=done.queued)
-        self._metrics.finished(_reason(self._reasons, is_done=done is not None))
+        reason = _reason(self._reasons, is_done=done is not None)
+        self._metrics.finished(reason)
+        context.add_usage(self._model, usage)
+        if self._trace is not None:
+            self._trace.end(usage, {*self._reasons}, failure=None if done is not None else reason)
         if self._ledger is not None and context.key.id:
             self._ledger.add(context.key.id, self._model, usage, is_failed=done is None)
         context.limits.settle("tokens", usage.prompt_tokens + usage.completion_tokens - self._reserved)
+
+
+def _prompt(request: Request) -> Any:
+    """What a request asks, as the log tells it."""
+    if request.messages is not None:
+        return msgspec.to_builtins(request.messages)
+    return request.prompt if request.prompt is not None else list(request.prompt_ids or ())
 
 
 def _reason(reasons: set[str], *, is_done: bool) -> str:
