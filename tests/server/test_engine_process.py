@@ -130,7 +130,9 @@ def test_modules_in_the_current_folder_are_not_imported(tmp_path: Path, model: P
 
 def test_both_ways_give_the_same(model: Path):
     async def body(client: EngineClient) -> None:
-        told.append(await collect(client, ask("a", 100, 30)))
+        *events, done = await collect(client, ask("a", 100, 30))
+        assert isinstance(done, Done)
+        told.append([*events, Done(done.request_id, done.usage)])  # how long it waited is another matter
 
     told: list[list[Event]] = []
     served(model, body)
