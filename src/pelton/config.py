@@ -88,6 +88,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that a request may wait for its turn; 0: any time. A request can set its own."""
     request_timeout: float = 0.0
     """Seconds that a request may take in all; 0: any time. A request can set its own."""
+    processor_timeout: float = 10.0
+    """Seconds that a logits processor may take for a step, and to be loaded; the requests that asked for it then end in
+    an error. 0: any time."""
     patience: int = 100_000
     """Tokens that are computed for others at most, while a priority's requests wait, before it has a turn."""
     prefix_cache: bool = True

@@ -42,6 +42,12 @@ def private_bytes(pid: int) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
 
+def cpu_seconds(pid: int) -> float:
+    """What a process has had of the processors."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
 class Server:
     """A running `pelton serve`."""
 

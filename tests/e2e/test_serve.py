@@ -16,7 +16,7 @@ import httpx2 as httpx
 import openai
 import pytest
 
-from tests.e2e.pelton_process import Server, serving
+from tests.e2e.pelton_process import Server, cpu_seconds, serving
 
 STORY = {"model": "m", "messages": [{"role": "user", "content": "Tell me a long story."}], "temperature": 0}
 SHORT = {"model": "m", "messages": [{"role": "user", "content": "What is 2+2?"}], "temperature": 0, "max_tokens": 24}
@@ -75,6 +75,15 @@ def test_a_prompt_over_the_context_is_refused_with_both_numbers(server):
         assert error["code"] == "context_length_exceeded"
         assert "1024" in error["message"]
         assert "30" in error["message"]
+
+
+def test_an_idle_server_and_its_engine_sleep(server):
+    assert server.post(SHORT).status_code == 200
+    time.sleep(2)
+    pids = [server.process.pid, *server.children()]
+    before = [cpu_seconds(pid) for pid in pids]
+    time.sleep(4)
+    assert all(cpu_seconds(pid) - then < 0.2 for pid, then in zip(pids, before, strict=True))
 
 
 def test_an_engine_that_dies_costs_only_what_was_in_flight(server):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from importlib.metadata import EntryPoint
 from itertools import pairwise
 
@@ -17,6 +19,7 @@ class OnlyMultiples:
     """Bans all but multiples of `of`; of the last output token, too, where `no_repeat` is given."""
 
     num_calls = 0
+    held = threading.Event()
 
     def __init__(self, vocab_size: int) -> None:
         assert vocab_size == VOCAB
@@ -31,6 +34,8 @@ class OnlyMultiples:
         for row, values in zip(rows, logits, strict=True):
             if row.args.get("break") == len(row.output_ids):
                 raise RuntimeError("as told")
+            if row.args.get("hang") == len(row.output_ids):
+                OnlyMultiples.held.wait()
             if row.args.get("spoil") == len(row.output_ids):
                 values[:] = np.nan
             values[np.arange(VOCAB) % row.args.get("of", 2) > 0] = -np.inf
@@ -119,3 +124,27 @@ def test_what_cannot_be_processed_is_refused_at_once(call, kind, words):
     assert isinstance(event, ErrorEvent)
     assert event.kind == kind
     assert words in event.message
+
+
+def test_one_that_does_not_return_ends_what_asked_for_it_and_is_refused_until_it_does():
+    OnlyMultiples.held.clear()
+    engine, _ = make_engine(processor_timeout=0.2)
+    hung = asked("hung", ProcessorCall(name="multiples", args={"hang": 5}))
+    began = time.monotonic()
+    transcript = run(engine, [request("plain", prompt(30)), hung])
+    assert 0.2 <= time.monotonic() - began < 5
+    event = transcript.last("hung")
+    assert isinstance(event, ErrorEvent)
+    assert event.message == "logits processor 'multiples' failed: it took longer than 0.2 s (processor_timeout)"
+    assert len(transcript.tokens("hung")) == 5
+    assert transcript.answers("plain") == alone(request("plain", prompt(30))).answers("plain")
+    event = run(engine, [asked("again", "multiples")]).last("again")
+    assert isinstance(event, ErrorEvent)
+    assert "'multiples'" in event.message
+    assert "has not returned from an earlier call" in event.message
+    OnlyMultiples.held.set()
+    deadline = time.monotonic() + 5
+    while isinstance((transcript := run(engine, [asked("later", "multiples")])).last("later"), ErrorEvent):
+        assert time.monotonic() < deadline
+    assert transcript.answers("later") == alone(asked("later", "multiples")).answers("later")
+    engine.close()

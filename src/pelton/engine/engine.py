@@ -100,7 +100,7 @@ class Engine:
         """Called from another thread when there is something to do again."""
         self._batches = Batches(len(runner.windows))
         self._sampling = Sampling(runner.vocab_size)
-        self._processors = Processors(runner.vocab_size)
+        self._processors = Processors(runner.vocab_size, config.processor_timeout)
         self._grammars = Grammars(runner.vocab_size, lambda: self.on_news())
         self._deadlines = Deadlines(config.queue_timeout, config.request_timeout)
         self._num_arrived = 0
@@ -363,6 +363,7 @@ class Engine:
     def close(self) -> None:
         """Give all memory back, and say where the time went, where that was asked for."""
         self._grammars.close()
+        self._processors.close()
         if self._tier is not None:
             self._tier.close()
         for _, background in self._backgrounds:

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 MAX_THREADS = 1024
 AT_LEAST_ZERO = (
     "target_itl", "swap_memory", "max_queue", "max_queue_tokens", "patience", "queue_timeout", "request_timeout",
+    "processor_timeout",
 )  # fmt: skip
 """Settings that may not be negative."""
 DRAFT_TOKENS, DRAFT_SEQUENCES = 256, 16

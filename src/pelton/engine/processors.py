@@ -12,6 +12,7 @@ import numpy as np
 from pelton.backends.base import Processing
 from pelton.engine.batch import Row
 from pelton.engine.sequence import SequenceGroup
+from pelton.engine.time_limited import TimeLimited, TookTooLong
 from pelton.errors import InternalError, InvalidRequest, PeltonError
 from pelton.logits import LogitsProcessor
 from pelton.ops.data import F32, I32
@@ -27,10 +28,13 @@ GROUP = "pelton.logits_processors"
 
 
 class Processors:
-    """Those of an engine; each is loaded when a request first asks for it."""
+    """Those of an engine; each is loaded when a request first asks for it. Whatever one does runs in a thread of its
+    own and may take `timeout` seconds: the engine waits for it, and all requests with it."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, timeout: float) -> None:
         self._vocab_size = vocab_size
+        self._timeout = timeout
+        self._threads: dict[str, TimeLimited] = {}
         self._loaded: dict[str, LogitsProcessor] = {}
 
     def check(self, calls: Iterable[str | ProcessorCall]) -> None:
@@ -39,7 +43,7 @@ class Processors:
             call = _call(each)
             processor = self._get(call.name)
             try:
-                processor.check(call.args)
+                self._threads[call.name].call(processor.check, call.args)
             except ValueError as error:
                 message = f"logits processor {call.name!r}: {error}"
                 raise InvalidRequest(message, param="logits_processors") from None
@@ -56,12 +60,19 @@ class Processors:
             if name not in found:
                 message = f"there is no logits processor {name!r}; installed: {', '.join(sorted(found)) or 'none'}"
                 raise InvalidRequest(message, param="logits_processors")
+            if name not in self._threads:
+                self._threads[name] = TimeLimited(f"logits processor {name}", self._timeout)
             try:
-                self._loaded[name] = found[name].load()(self._vocab_size)
+                self._loaded[name] = self._threads[name].call(lambda: found[name].load()(self._vocab_size))
             except Exception as error:
                 log.error("logits processor %r cannot be loaded", name, exc_info=error)
                 raise InternalError(f"logits processor {name!r} cannot be loaded: {error}") from None
         return self._loaded[name]
+
+    def close(self) -> None:
+        """End the threads, but for those whose processors do not return."""
+        for thread in self._threads.values():
+            thread.close()
 
     def job(self, rows: Sequence[Row]) -> Job | None:
         """The work on a step's rows; None where there is none."""
@@ -72,14 +83,20 @@ class Processors:
             for i, row in enumerate(rows)
             if row.target < 0 and row.sequence.group.request.sampling.logits_processors
         }
-        return Job(self._loaded, asking) if asking else None
+        return Job(self._loaded, self._threads, asking) if asking else None
 
 
 class Job:
     """The processors' work in one step. `failed`: the requests whose processors have raised, and what."""
 
-    def __init__(self, processors: Mapping[str, LogitsProcessor], rows: Mapping[int, Row]) -> None:
+    def __init__(
+        self,
+        processors: Mapping[str, LogitsProcessor],
+        threads: Mapping[str, TimeLimited],
+        rows: Mapping[int, Row],
+    ) -> None:
         self._processors = processors
+        self._threads = threads
         self._rows = rows
         self.failed: dict[SequenceGroup, PeltonError] = {}
 
@@ -102,11 +119,14 @@ class Job:
     def _run(self, name: str, logits: F32, views: Sequence[_View], places: list[int]) -> None:
         """One processor on some of the rows, all at once; after an exception, request by request."""
         result = logits[places]
+        groups = {views[place].group for place in places}
         try:
-            self._processors[name].apply(result, [views[place] for place in places])
+            self._threads[name].call(self._processors[name].apply, result, [views[place] for place in places])
             _check(result)
+        except TookTooLong as error:
+            log.error("logits processor %r: %s", name, error)
+            self.failed.update(dict.fromkeys(groups, InternalError(f"logits processor {name!r} failed: {error}")))
         except Exception as error:
-            groups = {views[place].group for place in places}
             if len(groups) > 1:
                 for group in groups:
                     self._run(name, logits, views, [place for place in places if views[place].group is group])
