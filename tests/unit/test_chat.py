@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from functools import cache
 from typing import Any
 
@@ -373,3 +374,27 @@ def test_rendering_in_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert results == [expected] * 80
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(10000) %}{% for j in range(10000) %}{% endfor %}{% endfor %}",
+        "{{ 'a' * 10000000000 }}",
+        "{{ [1] * 1000000000 }}",
+        "{{ '%1000000000d'|format(1) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ ('\n' * 1000000)|indent(1000, true, true) }}",
+        "{{ strftime_now('%c' * 1000000) }}",
+        "{{ messages|tojson(indent=1000000) }}",
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ raise_exception.__globals__.os }}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+def test_hostile_templates_end_soon_and_reach_nothing(source: str) -> None:
+    began = time.process_time()
+    with pytest.raises(InvalidRequest, match="chat template"):
+        Template(source).run(messages=[{"role": "user", "content": "hi"}])
+    assert time.process_time() - began < 10

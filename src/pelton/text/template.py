@@ -79,6 +79,8 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(format: str) -> str:
+    if len(format) > 200:
+        raise _Refusal("strftime_now: a format over 200 characters")
     return datetime.datetime.now().strftime(format)
 
 
@@ -101,6 +103,8 @@ def _indent(text: Any, width: int | str = 4, first: bool = False, blank: bool = 
     """Jinja's `indent`; minijinja's loses a line feed at the end."""
     space = width if isinstance(width, str) else " " * min(width, 1000)
     head, *rest = f"{text}\n".splitlines()
+    if len(head) + sum(map(len, rest)) + len(space) * len(rest) > MAX_RENDERED:
+        raise _Refusal(f"indent: the result would be over {MAX_RENDERED} characters")
     lines = [head, *(space + line if line or blank else line for line in rest)]
     return (space if first else "") + "\n".join(lines)
 
