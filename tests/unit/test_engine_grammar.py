@@ -6,7 +6,7 @@ import json
 import msgspec
 import pytest
 
-from pelton.engine import engine as engine_module
+from pelton.engine import constraints
 from pelton.engine.engine import Engine
 from pelton.engine.grammar_trial import GrammarTrial
 from pelton.engine.protocol import Vocabulary
@@ -148,14 +148,23 @@ def test_abort_while_the_grammar_is_compiled(choice):
     assert isinstance(ran.last("a"), Done)
 
 
-def test_grammars_that_wait_to_be_compiled_are_bounded(monkeypatch):
-    monkeypatch.setattr(engine_module, "MAX_COMPILING", 0)
+@pytest.mark.parametrize("bound", ["MAX_COMPILING", "MAX_OF_TENANT"])
+def test_grammars_that_wait_to_be_compiled_are_bounded(monkeypatch, bound):
+    monkeypatch.setattr(constraints, bound, 0)
     engine, _ = engine_with_vocabulary()
     ran = run(engine, [constrained("a", LIST), request("b", prompt(5))])
     (refusal,) = ran.events["a"]
     assert isinstance(refusal, ErrorEvent)
     assert refusal.kind == "Overloaded"
     assert isinstance(ran.last("b"), Done)
+
+
+def test_a_tenants_grammars_leave_room_for_those_of_others(monkeypatch):
+    monkeypatch.setattr(constraints, "MAX_OF_TENANT", 2)
+    engine, _ = engine_with_vocabulary()
+    asked = [msgspec.structs.replace(constrained(id, LIST), tenant=id[0]) for id in ("a1", "a2", "a3", "b1")]
+    ran = run(engine, asked)
+    assert [isinstance(ran.last(one.id), Done) for one in asked] == [True, True, False, True]
 
 
 def test_work_is_announced_when_a_grammar_is_ready():

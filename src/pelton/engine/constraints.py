@@ -1,7 +1,7 @@
 """Grammars: which tokens may come next, as bit rows that the backend applies. A home of `llguidance`.
 
-A grammar is compiled once, in a thread; each choice then has a matcher of its own, which advances with the tokens that
-are drawn. Masks are made in another thread while the step's forward pass runs.
+A grammar is compiled once, in a thread that tenants share by time; each choice then has a matcher of its own, which
+advances with the tokens that are drawn. Masks are made in another thread while the step's forward pass runs.
 
 Strictness: a schema keyword that cannot be enforced refuses the request, unless the request says that it need not be.
 Then it is told. Nothing is approximated in silence.
@@ -14,16 +14,18 @@ from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from pelton.engine.fair_jobs import FairJobs
 from pelton.engine.grammar_forms import definition_of
 from pelton.engine.grammar_trial import GrammarTrial
 from pelton.engine.protocol import Vocabulary
 from pelton.engine.thinking import ThinkingConstraint, TokenTable
-from pelton.errors import InternalError, InvalidRequest, PeltonError
+from pelton.errors import InternalError, InvalidRequest, Overloaded, PeltonError
 from pelton.request import Grammar, Thinking
 
 if TYPE_CHECKING:
@@ -36,8 +38,10 @@ log = logging.getLogger(__name__)
 Masks = npt.NDArray[np.uint32]
 """[rows, ceil(vocab / 32)], bit i of word w: token 32 w + i is allowed."""
 
-MAX_COMPILING = 64
+MAX_COMPILING = 256
 """Requests whose grammars may wait to be compiled; one more is refused."""
+MAX_OF_TENANT = 64
+"""Of them, those of one tenant."""
 MAX_CACHED = 64
 """Compiled grammars that are kept for requests to come."""
 MAX_WARNINGS = 16
@@ -134,8 +138,12 @@ class Grammars:
         self._compiled: OrderedDict[Grammar, GrammarConstraint] = OrderedDict()
         self._compiling: dict[str, Future[Constraint]] = {}
         """By request id, in the order of arrival."""
+        self._tenants: dict[str, str] = {}
+        """Whose they are."""
+        self._refused: OrderedDict[Grammar, InvalidRequest] = OrderedDict()
+        """Those that took too long: asked for again, they cost nothing."""
         self._trial = GrammarTrial()
-        self._compiler = ThreadPoolExecutor(1, "compile grammars")
+        self._compiler = FairJobs("compile grammars")
         self._masker = ThreadPoolExecutor(1, "mask")
 
     def learn(self, vocabulary: Vocabulary) -> None:
@@ -144,9 +152,19 @@ class Grammars:
         self._tokenizer = self._table = None
         self._compiled.clear()
 
-    def compile(self, request_id: str, grammar: Grammar | None, thinking: Thinking | None = None) -> None:
+    def check_room(self, tenant: str) -> None:
+        """Raise `Overloaded` where so many requests wait for their grammars that one more may not."""
+        num_own = sum(other == tenant for other in self._tenants.values())
+        if num_own >= MAX_OF_TENANT or self.num_compiling >= MAX_COMPILING:
+            raise Overloaded(f"{self.num_compiling} requests wait for their grammars; try again later")
+
+    def compile(
+        self, request_id: str, grammar: Grammar | None, thinking: Thinking | None = None, tenant: str = ""
+    ) -> None:
         """Start to compile what holds a request; `take` gives the result."""
-        compiling = self._compiling[request_id] = self._compiler.submit(self._compile, grammar, thinking)
+        size = 0 if grammar is None or grammar in self._compiled else len(grammar.text)
+        compiling = self._compiler.add(tenant, size, partial(self._compile, grammar, thinking))
+        self._compiling[request_id], self._tenants[request_id] = compiling, tenant
         compiling.add_done_callback(lambda _: self._on_ready())
 
     @property
@@ -162,11 +180,14 @@ class Grammars:
     def take(self) -> list[tuple[str, Constraint | PeltonError]]:
         """The requests whose grammars are ready, each with a constraint at its beginning or with why there is none."""
         ready = [request_id for request_id, compiling in self._compiling.items() if compiling.done()]
+        for request_id in ready:
+            del self._tenants[request_id]
         return [(request_id, _result(self._compiling.pop(request_id))) for request_id in ready]
 
     def forget(self, request_id: str) -> None:
         """The request has ended. What was not begun for it is not compiled."""
         if (compiling := self._compiling.pop(request_id, None)) is not None:
+            del self._tenants[request_id]
             compiling.cancel()
 
     def start_masks(self, rows: Rows[Row]) -> Future[Masks] | None:
@@ -183,7 +204,7 @@ class Grammars:
 
     def close(self) -> None:
         """End the threads; what is being compiled is still compiled."""
-        self._compiler.shutdown(wait=False, cancel_futures=True)
+        self._compiler.close()
         self._masker.shutdown(wait=False)
         self._trial.close()
 
@@ -214,9 +235,14 @@ class Grammars:
         from llguidance import LLMatcher
 
         try:
+            if grammar in self._refused:
+                raise self._refused[grammar]
             definition = definition_of(grammar)
             if not self._trial.ends(definition):
-                raise _refusal(grammar, "it is too complex")
+                self._refused[grammar] = _refusal(grammar, "it is too complex")
+                if len(self._refused) > MAX_CACHED:
+                    self._refused.popitem(last=False)
+                raise self._refused[grammar]
             matcher = LLMatcher(tokenizer, definition, log_level=0)
         except ValueError as error:
             raise _refusal(grammar, str(error)) from None

@@ -17,7 +17,7 @@ from pelton.engine.background import Background
 from pelton.engine.batch import Batches, Row
 from pelton.engine.border import check_request
 from pelton.engine.budget import MemoryBudget
-from pelton.engine.constraints import MAX_COMPILING, Grammars, Masks
+from pelton.engine.constraints import Grammars, Masks
 from pelton.engine.deadlines import Deadlines
 from pelton.engine.draft_model import DraftModel, open_draft_model
 from pelton.engine.kv_memory import KVMemory
@@ -256,7 +256,7 @@ class Engine:
             self._admit(group)
             return
         group.sequences[0].state = "compiling"
-        self._grammars.compile(request.id, request.grammar, request.thinking)
+        self._grammars.compile(request.id, request.grammar, request.thinking, request.tenant)
 
     def _admit(self, group: SequenceGroup) -> None:
         self.scheduler.add(next(sequence for sequence in group.sequences if sequence.state == "waiting"))
@@ -294,8 +294,8 @@ class Engine:
                 f"{count} requests with {num_tokens} prompt tokens are waiting; try again later",
                 retry_after=self.scheduler.seconds_to_serve(),
             )
-        if request.is_constrained and self._grammars.num_compiling >= MAX_COMPILING:
-            raise Overloaded(f"{MAX_COMPILING} requests wait for their grammars; try again later")
+        if request.is_constrained:
+            self._grammars.check_room(request.tenant)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one of its choices, at once; its blocks are free for the next step."""
