@@ -11,11 +11,13 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, get_origin
 
 import msgspec
 
 from pelton.errors import ConfigError
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Bytes(int):
@@ -154,6 +156,8 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How long a model that was loaded for a request stays after its last one. A request can set its own."""
     load_timeout: Seconds = Seconds(600)
     """How long a request waits for its model to be loaded."""
+    models_file: str = ""
+    """A TOML file of models, with settings of each; "": none. docs/models.md has its form."""
     max_load_queue: int = 256
     """Requests that may wait for models that are being loaded; one more is refused with 429."""
 
@@ -195,6 +199,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Refuse parameters that would be ignored?"""
 
 
+class ClientConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How commands reach a server that runs."""
+
+    url: str = ""
+    """"": at `host` and `port` of the server's settings."""
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of one Pelton process."""
 
@@ -203,6 +214,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     hub: HubConfig
     pool: PoolConfig
     server: ServerConfig
+    client: ClientConfig
 
 
 def _written(kind: type, value: Any) -> Any:
@@ -234,7 +246,18 @@ def _read(section: type[msgspec.Struct], environment: dict[str, str], overrides:
     return section(**values)
 
 
-SECTIONS = (EngineConfig, TextConfig, HubConfig, PoolConfig, ServerConfig)
+def override(section: S, values: dict[str, Any]) -> S:
+    """The section with some fields replaced. Raises `ConfigError`, with `param` set, for a value that cannot be."""
+    types = {field.name: field.type for field in msgspec.structs.fields(section)}
+    for name, value in values.items():
+        try:
+            section = msgspec.structs.replace(section, **{name: msgspec.convert(value, types[name], dec_hook=_written)})
+        except (msgspec.ValidationError, ConfigError) as error:
+            raise ConfigError(f"{value!r}: {error}", param=name) from None
+    return section
+
+
+SECTIONS = (EngineConfig, TextConfig, HubConfig, PoolConfig, ServerConfig, ClientConfig)
 
 
 def load(**overrides: Any) -> Config:
@@ -265,4 +288,5 @@ def load(**overrides: Any) -> Config:
         hub=hub_config,
         pool=_read(PoolConfig, environment, overrides),
         server=server_config,
+        client=_read(ClientConfig, environment, overrides),
     )

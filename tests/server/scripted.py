@@ -16,7 +16,7 @@ from pelton.checks import check_range
 from pelton.config import ServerConfig
 from pelton.engine.protocol import Counters, PinInfo
 from pelton.errors import ModelNotFound, PeltonError
-from pelton.pool import ModelCard
+from pelton.pool import Memory, ModelCard, Resident, StoredModel
 from pelton.request import ChoiceEvent, Request, TextDelta, TextDone, TextEvent, TextFinish, TokenText, Usage
 from pelton.server.app import App
 from pelton.server.protocol import bounded_protocol
@@ -144,6 +144,28 @@ class ScriptedPool:
         if name != "scripted":
             raise ModelNotFound(f"there is no model {name[:200]!r}; there is: scripted", param="model")
         return (await self.models())[0]
+
+    def loaded(self) -> list[Resident]:
+        return [
+            Resident(
+                name="scripted",
+                model="scripted",
+                state="ready",
+                share=1.0,
+                num_requests=self.num_users,
+                expires_at=None,
+                used_at=0.0,
+            )
+        ]
+
+    def memory(self) -> Memory:
+        return Memory(budget=1000, used=10)
+
+    async def available(self) -> list[StoredModel]:
+        return []
+
+    async def unload(self, name: str) -> None:
+        await self.model(name)
 
     def services(self) -> list[ScriptedService]:
         return [self.service]

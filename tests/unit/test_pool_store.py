@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,12 @@ async def serving(home: Path, *names: str, **settings: Any) -> AsyncIterator[Poo
     finally:
         await pool.close()
         assert all(client.is_closed for client in Client.made)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 def loaded(pool: Pool) -> dict[str, str]:
@@ -125,13 +132,12 @@ def test_it_stays_for_as_long_as_the_last_request_says(tmp_path: Path) -> None:
             assert pool.loaded()[0].expires_at is not None
             async with pool.use("a"):
                 await asyncio.sleep(0.05)
-            await asyncio.sleep(0.1)
-            assert loaded(pool) == {}
+                assert loaded(pool) == {"a": "ready"}
+            await until(lambda: loaded(pool) == {})
             async with pool.use("a", keep_alive=0):
                 pass
             assert loaded(pool) == {"a": "leaving"}
-            await asyncio.sleep(0.01)
-            assert loaded(pool) == {}
+            await until(lambda: loaded(pool) == {})
             async with pool.use("a", keep_alive=math.inf):
                 pass
 
@@ -148,8 +154,7 @@ def test_the_one_that_was_not_used_for_longest_leaves_and_no_busy_one(tmp_path: 
                 assert loaded(pool) == {"a": "ready", "c": "ready"}
                 async with pool.use("a"):
                     waiting = asyncio.create_task(use(pool, "b"))
-                    await asyncio.sleep(0.05)
-                    assert loaded(pool)["b"] == "waiting"
+                    await until(lambda: loaded(pool) == {"a": "ready", "b": "waiting", "c": "leaving"})
                     again = asyncio.create_task(use(pool, "c"))
                     await asyncio.sleep(0.02)
                     assert not waiting.done()
@@ -169,11 +174,9 @@ def test_who_gives_up_waiting_for_room_makes_nobody_leave(tmp_path: Path) -> Non
         async with serving(tmp_path, "a", "b", max_loaded_models=1) as pool:
             async with pool.use("a"):
                 waiting = asyncio.create_task(use(pool, "b"))
-                await asyncio.sleep(0.05)
-                assert loaded(pool) == {"a": "leaving", "b": "waiting"}
+                await until(lambda: loaded(pool) == {"a": "leaving", "b": "waiting"})
                 waiting.cancel()
-                await asyncio.sleep(0.01)
-                assert loaded(pool) == {"a": "ready"}
+                await until(lambda: loaded(pool) == {"a": "ready"})
                 assert await use(pool, "a") == "a"
             assert [client.is_closed for client in Client.made] == [False, True]
 
@@ -181,18 +184,18 @@ def test_who_gives_up_waiting_for_room_makes_nobody_leave(tmp_path: Path) -> Non
 
 
 def test_waiting_for_a_load_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Client, "loading", 0.3)
+    monkeypatch.setattr(Client, "loading", 1.0)
 
     async def go() -> None:
-        async with serving(tmp_path, "a", load_timeout=0.1, max_load_queue=2) as pool:
+        async with serving(tmp_path, "a", load_timeout=0.3, max_load_queue=2) as pool:
             first = [asyncio.create_task(use(pool, "a")) for _ in range(2)]
-            await asyncio.sleep(0.02)
+            await until(lambda: pool._num_queued == 2)
             with pytest.raises(Overloaded):
                 await use(pool, "a")
             for result in await asyncio.gather(*first, return_exceptions=True):
                 assert isinstance(result, QueueTimeout)
-                assert "50%" in str(result)
-            await asyncio.sleep(0.3)
+                assert re.search(r"a is (waiting|loading) still, (0|50)% of it", str(result))
+            await until(lambda: loaded(pool) == {"a": "ready"})
             assert await use(pool, "a") == "a"
 
     run(go())
@@ -204,7 +207,7 @@ def test_unloading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(ModelNotFound, match="loaded: none"):
                 await pool.unload("a")
             busy = asyncio.create_task(use(pool, "a", 0.1))
-            await asyncio.sleep(0.05)
+            await until(lambda: loaded(pool) == {"a": "ready"})
             leaving = asyncio.create_task(pool.unload("a"))
             await asyncio.sleep(0)
             again = asyncio.create_task(use(pool, "a"))
@@ -215,7 +218,7 @@ def test_unloading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(Client, "loading", 10.0)
             await pool.unload("a")
             loading = asyncio.create_task(use(pool, "a"))
-            await asyncio.sleep(0.05)
+            await until(lambda: loaded(pool) == {"a": "loading"})
             await pool.unload("a")
             with pytest.raises(Unavailable, match="given up"):
                 await loading

@@ -134,6 +134,7 @@ def run(model: str, prompt: tuple[str, ...], **options: Any) -> None:
 @click.option("--memory-budget", help="For all models together: 8GB. [default: what is free at the start]")
 @click.option("--max-loaded-models", type=click.IntRange(0), help="At once. [default: what the memory holds]")
 @click.option("--keep-alive", help="How long a model of the store stays unused: 30s, 1h, -1: for ever. [default: 5m]")
+@click.option("--models-file", type=click.Path(dir_okay=False), help="TOML: more models, with settings of each.")
 @click.option("--load-timeout", help="How long a request waits for its model to be loaded. [default: 10m]")
 @click.option("--max-batch-tokens", type=click.IntRange(1), help="Tokens of one step. [default: 512]")
 @click.option(
@@ -211,6 +212,46 @@ def rm(model: tuple[str, ...]) -> None:
     from pelton.cli import models
 
     models.remove(model)
+
+
+def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Where the server is that a command asks."""
+    url = click.option("--url", help="Address of the server. [default: PELTON_URL, or this machine's port 8000]")
+    return url(click.option("--api-key", help="[default: PELTON_API_KEY]")(command))
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="As the server tells it.")
+@server_options
+def ps(**options: Any) -> None:
+    """List the models that a running server has loaded."""
+    from pelton.cli import remote
+
+    remote.ps(**options)
+
+
+@main.command()
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
+@server_options
+def stop(models: tuple[str, ...], **options: Any) -> None:
+    """Let a running server unload MODEL; its requests in flight end first."""
+    from pelton.cli import remote
+
+    remote.stop(models, **options)
+
+
+@main.command()
+@click.argument("model")
+@click.option("--memory-budget", help="Memory that it may take: 8GB. [default: what is free now]")
+@click.option("--max-batch-tokens", type=click.IntRange(1), help="Tokens of one step. [default: 512]")
+@click.option("--max-sequences", type=click.IntRange(1), help="Sequences that run at once. [default: 64]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@engine_options
+def plan(model: str, **options: Any) -> None:
+    """Show what memory MODEL takes and how many streams fit. Nothing is loaded."""
+    from pelton.cli import plan as command
+
+    command.plan(model, **options)
 
 
 @main.group()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,12 +31,14 @@ def serve(models: tuple[str, ...], *, served_name: str | None, any_model: bool, 
     asyncio.run(_serve(names, any_model or not models, settings))
 
 
-async def _serve(models: Mapping[str, str], is_open: bool, settings: config.Config) -> None:
+async def _serve(named: dict[str, str], is_open: bool, settings: config.Config) -> None:
     """The models load while the server's modules do; the port is taken at once and opens when they are ready."""
-    from pelton.pool import Pool
+    from pelton.pool import Pool, read_models_file
     from pelton.progress.display import Display
 
-    pool = Pool(settings, is_open=is_open)
+    specs = read_models_file(Path(settings.pool.models_file), settings) if settings.pool.models_file else []
+    models = named | {spec.name: spec.model for spec in specs if spec.is_preloaded and spec.name not in named}
+    pool = Pool(settings, specs, is_open=is_open)
     try:
         with Display() as display:
             loads = [asyncio.ensure_future(pool.load(model, display, name=name)) for name, model in models.items()]
@@ -44,7 +46,7 @@ async def _serve(models: Mapping[str, str], is_open: bool, settings: config.Conf
             await asyncio.gather(*loads)
         host = f"[{settings.server.host}]" if ":" in settings.server.host else settings.server.host
         scheme = "https" if settings.server.ssl_certfile else "http"
-        what = f"{', '.join(models)} is" if len(models) == 1 else f"{', '.join(models)} are" if models else "Pelton is"
+        what = f"{', '.join(models)} {'are' if len(models) > 1 else 'is'}" if models else "Pelton is"
 
         def announce(port: int) -> None:
             click.echo(f"{what} ready at {scheme}://{host}:{port}", err=True)

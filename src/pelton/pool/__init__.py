@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from pelton.hub.source import Progress
-from pelton.pool.cards import Loading, ModelCard, Report, Resident, StoredModel
-from pelton.pool.pool import Pool
+from pelton.pool.cards import Loading, Memory, ModelCard, Report, Resident, StoredModel
+from pelton.pool.models_file import read as read_models_file
+from pelton.pool.pool import OVERHEAD, Pool
 from pelton.pool.spec import ModelSpec
 
-__all__ = ["Loading", "ModelCard", "ModelSpec", "Pool", "Progress", "Report", "Resident", "StoredModel"]
+__all__ = [
+    "OVERHEAD",
+    "Loading",
+    "Memory",
+    "ModelCard",
+    "ModelSpec",
+    "Pool",
+    "Progress",
+    "Report",
+    "Resident",
+    "StoredModel",
+    "read_models_file",
+]

@@ -62,6 +62,14 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
     arena_bytes: int = 0
 
 
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """What all loaded models share, in bytes."""
+
+    budget: int
+    used: int
+    """As planned, whether it is taken already or not."""
+
+
 class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model of the store, from its manifest and its file's own metadata."""
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pelton.config import HubConfig
 from pelton.engine.client import EngineClient
@@ -70,12 +70,24 @@ async def open_model(
             raise FormatError(f"{path}: the file was changed while it was being loaded")
     except BaseException:
         start.cancel()  # it may still be loading where the vocabulary was at fault
-        await asyncio.gather(start, return_exceptions=True)
-        await client.close()
+        await to_its_end(_give_back(start, client))
         raise
     from pelton.service import Service
 
     return Service(spec.name, path, tokenizer, opened.metadata, client, spec.text.tool_dialect)
+
+
+async def _give_back(start: asyncio.Task[None], client: EngineClient) -> None:
+    await asyncio.gather(start, return_exceptions=True)
+    await client.close()
+
+
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Run what must not be left half done, however often this is cancelled; an exception is to follow anyway."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([task])
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:

@@ -18,7 +18,7 @@ from pelton.engine.protocol import Needs
 from pelton.errors import ModelNotFound, Overloaded, QueueTimeout, Unavailable
 from pelton.hub.source import Progress
 from pelton.pool import loading
-from pelton.pool.cards import Loading, ModelCard, Report, Resident, StoredModel
+from pelton.pool.cards import Loading, Memory, ModelCard, Report, Resident, StoredModel
 from pelton.pool.hold import Hold
 from pelton.pool.room import Room, make_room
 from pelton.pool.shelf import Shelf
@@ -54,7 +54,7 @@ class Pool:
         self._in_process = in_process
         self._shelf = Shelf(config.hub)
         self._holds: dict[str, Hold] = {}
-        self._budget = config.pool.memory_budget or machine.free_memory()
+        self._budget = int(config.pool.memory_budget) or machine.free_memory()
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
         self._num_queued = 0
@@ -95,6 +95,10 @@ class Pool:
         """Of the models that are loaded, by name: to look at, not to send requests to."""
         return [hold.service for _, hold in sorted(self._holds.items()) if hold.service is not None]
 
+    def memory(self) -> Memory:
+        """What all loaded models share."""
+        return Memory(budget=self._budget, used=sum(hold.memory for hold in self._holds.values()))
+
     # what administrators do
 
     async def load(self, model: str, report: Report = _nobody, *, name: str | None = None) -> Service:
@@ -120,6 +124,7 @@ class Pool:
         if hold is None:
             loaded = ", ".join(sorted(self._holds)) or "none"
             raise ModelNotFound(f"the model {name[:200]!r} is not loaded; loaded: {loaded}", param="model")
+        hold.leaves_for = None
         self._retire(hold)
         while self._holds.get(hold.name) is hold:
             await self._change()
@@ -197,10 +202,13 @@ class Pool:
         return self._holds.get(spec.name if spec is not None else key(name))
 
     def _cards(self) -> list[ModelCard]:
-        specs = {spec.name: spec for spec in self._names.all()}
+        specs = {spec.name: spec for spec in self._names.all() if spec.name in self._holds or self._is_here(spec)}
         if self._is_open:
             specs = {entry.name: self._stored(entry.name) for entry in self._shelf.entries()} | specs
         return [self._card(specs[name]) for name in sorted(specs)]
+
+    def _is_here(self, spec: ModelSpec) -> bool:
+        return self._shelf.created(spec.model) > 0
 
     def _card(self, spec: ModelSpec) -> ModelCard:
         hold = self._holds.get(spec.name)
@@ -274,8 +282,8 @@ class Pool:
         if self._holds.get(hold.name) is not hold:
             return
         if hold.service is None:
-            if hold.is_waiting:
-                hold.task.cancel()  # nobody is left who would have others leave for it
+            if hold.is_waiting and not hold.is_preload:
+                self._retire(hold)  # nobody is left who would have others leave for it
         elif hold.is_leaving or hold.keep_alive <= 0:
             self._retire(hold)
         elif hold.keep_alive < math.inf:

@@ -23,6 +23,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     keep_alive: float = math.inf
     """Seconds after the last request until it is unloaded, where that request does not say; inf: for ever."""
+    is_preloaded: bool = False
+    """Is it loaded when the server starts?"""
 
 
 def key(name: str) -> str:

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from pelton.config import ServerConfig
 from pelton.errors import ConfigError, InternalError, InvalidRequest, PeltonError
 from pelton.pool import Pool
-from pelton.server import anthropic, openai, openapi, prefix_cache
+from pelton.server import anthropic, openai, openapi, prefix_cache, residents
 from pelton.server.body import Bounds
 from pelton.server.guard import Guard
 from pelton.server.keys import KeyRing, KeyStore, given_keys
@@ -112,7 +112,7 @@ class App:
             method="GET", path="/openapi.json", run=describe, summary="Describe this API", answer=dict[str, Any]
         )
         return Dialect(
-            operations=(check, scrape, describing, *prefix_cache.operations(models)),
+            operations=(check, scrape, describing, *prefix_cache.operations(models), *residents.operations(models)),
             prefixes=(),
             error_body=error_body,
             error=ErrorAnswer,

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from pelton.errors import ModelNotFound
-from pelton.pool import ModelCard, Pool, Resident, StoredModel
+from pelton.pool import Memory, ModelCard, Pool, Resident, StoredModel
 from pelton.server.context import current
 from pelton.server.meter import Meter
 
@@ -45,6 +45,10 @@ class Models:
     def loaded(self) -> list[Resident]:
         """Those that take memory or are about to, by name."""
         return [resident for resident in self._pool.loaded() if current().key.may_use(resident.name)]
+
+    def memory(self) -> Memory:
+        """What all loaded models share."""
+        return self._pool.memory()
 
     async def available(self) -> list[StoredModel]:
         """Those of the store, by name."""
