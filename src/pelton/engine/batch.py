@@ -30,6 +30,8 @@ class Batches:
     next one: each sequence has the token that it drew, a position more."""
 
     def __init__(self, num_groups: int) -> None:
+        self.drawn = np.empty(0, np.int32)
+        """By the last step's rows."""
         self._num_groups = num_groups
         self._work: Work | None = None
         """The last step's."""
@@ -46,9 +48,10 @@ class Batches:
         return self._made
 
     def _advance(self, batch: Batch, rows: list[Row], retabled: list[int]) -> tuple[Batch, list[Row]]:
-        for place, (sequence, _, _) in enumerate(rows):
-            self._ids[place] = sequence.tokens[-1]
-            self._positions[place] += 1
+        ids, positions = self._ids, self._positions
+        ids[:] = self.drawn.data
+        for place in range(len(positions)):
+            positions[place] += 1
         for place in retabled:
             for kept, table in zip(batch.tables, rows[place].sequence.tables, strict=True):
                 if len(table) > kept.shape[1]:

@@ -145,6 +145,8 @@ class Grammars:
         self._trial = GrammarTrial()
         self._compiler = FairJobs("compile grammars")
         self._masker = ThreadPoolExecutor(1, "mask")
+        self._free: Rows[Row] | None = None
+        """The last rows without a constraint: those of the next step, too, as often as not."""
 
     def learn(self, vocabulary: Vocabulary) -> None:
         """Take the bytes of all tokens, which must come before the first grammar does."""
@@ -192,6 +194,8 @@ class Grammars:
 
     def start_masks(self, rows: Rows[Row]) -> Future[Masks] | None:
         """What may come next by the constraint of each row that has one, in their order. None: no row has."""
+        if rows is self._free:
+            return None
         constrained: list[tuple[Constraint, list[int]]] = []
         for sequence, offset, target in rows:
             if sequence.constraint is None or target >= 0:
@@ -200,7 +204,10 @@ class Grammars:
                 constrained.append((sequence.constraint, []))
             else:  # behind the rows of the drafted tokens before it
                 constrained[-1][1].append(sequence.draft[offset - 1])
-        return self._masker.submit(self._fill, constrained) if constrained else None
+        if not constrained:
+            self._free = rows
+            return None
+        return self._masker.submit(self._fill, constrained)
 
     def close(self) -> None:
         """End the threads; what is being compiled is still compiled."""

@@ -170,6 +170,7 @@ class Engine:
             return
         job = self._processors.job(rows)
         sampled = pending.sample(self._sampling.arrays(rows, masks), None if job is None else job.processing)
+        self._batches.drawn = sampled.ids
         accepted = {} if work.is_steady else count_accepted(rows, sampled)
         self.scheduler.commit(work, accepted)
         for group, error in () if job is None else job.failed.items():
