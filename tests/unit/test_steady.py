@@ -127,7 +127,7 @@ def test_counters_are_put_off_only_while_nothing_but_tokens_comes():
     engine.submit(request("a", prompt(10), max_tokens=40, temperature=0.0))
     messages = []
     for _ in range(39):
-        now[0] += 0.02
+        now[0] += 0.06
         messages.append(engine.message(engine.step()))
     steps = [message.counters.steps for message in messages if message.counters is not None]
     assert 3 <= len(steps) <= 8

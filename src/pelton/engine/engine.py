@@ -42,7 +42,7 @@ from pelton.request import (
 
 log = logging.getLogger(__name__)
 
-TELL = 0.25
+TELL = 1.0
 """Seconds for which counters that nobody waits for are not told again."""
 
 
