@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--profile", action="store_true", help="also name the functions that take the time")
+    parser.add_argument("--profile", action="store_true", help="also name the parts that take the time")
     args = parser.parse_args()
     config = EngineConfig(context=args.prompt + args.tokens + 1, max_sequences=args.streams, speculation="off")
     engine = load(Start(args.model, config))
