@@ -208,7 +208,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     dry_breaker_ids: tuple[int, ...] = ()
     """The tokens of `sampling.dry_sequence_breakers`."""
     grammar: Grammar | None = None
-    """Of a kind that the engine knows: neither `choice` nor `structural_tag`."""
+    """Of a kind that the engine knows: `json_schema`, `regex` or `lark`."""
     thinking: Thinking | None = None
     """Set where the answer has a grammar, which does not hold for thoughts, or these have a budget."""
     cache_salt: str = ""

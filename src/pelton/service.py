@@ -170,7 +170,7 @@ class Service:
         prompt_ids = prompt.ids
         source = "messages" if request.messages is not None else "prompt"
         sampling = self._complete(request.sampling, len(prompt_ids), source)
-        enforced = enforcement_of(request, prompt.form, self.tokenizer.control_id)
+        enforced = await asyncio.to_thread(enforcement_of, request, prompt.form, self.tokenizer.control_id)
         if enforced.grammar is not None or enforced.thinking is not None:
             await self._prepare(enforced.grammar, sampling)
         engine_request = EngineRequest(

@@ -243,6 +243,13 @@ def test_a_grammar_that_takes_for_ever_is_refused_and_the_next_is_compiled(monke
     grammars.close()
 
 
+def test_a_grammar_that_is_nested_too_deep_is_refused(grammars):
+    chain = "".join(f'T{i}: "a" T{i + 1} | "b"\n' for i in range(5000))
+    with pytest.raises(InvalidRequest, match="too complex"):
+        made(grammars, "lark", f'start: T0\n{chain}T5000: "z"\n')
+    assert follow(grammars, schema(grammars, {"type": "integer"}), b"12")
+
+
 def test_a_trial_whose_process_is_killed_is_no_verdict():
     trial = GrammarTrial()
     definition = LLMatcher.grammar_from_regex("a+")

@@ -220,15 +220,55 @@ ws     ::= | " " | "\n" [ \t]{0,20}  # optional
 """
 
 
+def gbnf(text: str) -> Walk:
+    grammar = enforced(None, grammar=Grammar(kind="gbnf", text=text, param="grammar")).grammar
+    assert grammar is not None
+    return Walk(grammar)
+
+
 def test_gbnf():
-    grammar = Walk(Grammar(kind="gbnf", text=JSON_GBNF, param="grammar"))
+    grammar = gbnf(JSON_GBNF)
     assert grammar.accepts('{"a": [true, "x\\n"]}')
     assert not grammar.accepts('{"a": [01]}')
-    escaped = Walk(
-        Grammar(kind="gbnf", text=r'root ::= [\u0041-\u0043\u4e00-\u9fff]+ "\\u0041\u0022" ', param="grammar")
-    )
-    assert escaped.accepts('AC中\\u0041"')
-    assert not escaped.accepts('D\\u0041"')
+
+
+@pytest.mark.parametrize(
+    ("text", "good", "bad"),
+    [
+        (r'root ::= [\u0041-\u0043\u4e00-\u9fff]+ "\\u0041\u0022"', ['AC中\\u0041"'], ['D\\u0041"', '\\u0041"']),
+        ('root ::= "a" | root "b"', ["a", "ab", "abbb"], ["b", ""]),
+        ('root ::= (a-b | "" ){2}\na-b ::= "x" # comment "\n', ["", "x", "xx"], ["xxx"]),
+        ('root ::=\n  "a"\n  | "b" start\nstart ::= "c"', ["a", "bc"], ["b", "ac"]),
+        (r"root ::= [^a\]\n/-]* [-+] [a-] .", ["bc+a\n", "--/"], ["a+a", "]-a", "+b"]),
+        ('root ::= "1"{2,3} "2"{1} "3"{0,} T0\nT0 ::= "/"', ["112/", "111233/"], ["12/", "112"]),
+        ('root ::= s\ns ::= "(" s ")" | ', ["", "(())"], ["(", "()("]),
+    ],
+)
+def test_gbnf_as_people_write_it(text, good, bad):
+    grammar = gbnf(text)
+    for each in good:
+        assert grammar.accepts(each), each
+    for each in bad:
+        assert not grammar.accepts(each), each
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ('start ::= "a"', "root"),
+        ("root ::= x", "'x'"),
+        ('root ::= "a', "line 1"),
+        ('root ::= "a"\nroot ::= "b"', "two rules"),
+        ('"a" ::= "b"', "name ::="),
+        ("", "name ::="),
+        ("root ::= []", "empty"),
+        (r'root ::= "\U00FFFFFF"', "no character"),
+    ],
+)
+def test_gbnf_that_is_wrong(text, match):
+    with pytest.raises(InvalidRequest, match=match) as caught:
+        gbnf(text)
+    assert caught.value.param == "grammar"
 
 
 def test_thoughts_come_before_what_is_enforced():
@@ -318,3 +358,34 @@ def test_properties_come_in_the_schemas_order_and_optional_ones_may_be_left_out(
         assert grammar.accepts(good), good
     for bad in ("{}", '{"a":1,"c":1}', '{"b":1}', '{"a":1,}', '{"a":1,"a":1}', '{"a":1,"d":1}'):
         assert not grammar.accepts(bad), bad
+
+
+def test_the_last_check_is_bounded_and_fetches_nothing():
+    branches = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)}
+    schema = {"$defs": {**branches, "d40": {"type": "integer"}}, "$ref": "#/$defs/d0"}
+    assert "too long" in (fault_of("1", schema) or "")
+    assert fault_of("[" + "1, " * 3000 + "1]", {"items": {"type": "integer"}}) is None
+    assert "checked" in (fault_of("1", {"minimum": "x"}) or "")
+    objects = "[" + ", ".join(f'{{"a": {i}}}' for i in range(4000)) + "]"
+    assert fault_of(objects, {"uniqueItems": True}) is None
+    assert fault_of(objects, {"items": {"enum": [{"a": i} for i in range(4000)]}}) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (
+            {"uniqueItems": True},
+            ['[1, true, "1", [1], {"a": 1}, null]', "[0, false]"],
+            ["[1, 1.0]", '[{"a": 1}, {"a": 1}]'],
+        ),
+        ({"enum": [1, "x", {"a": [1]}]}, ["1", "1.0", '"x"', '{"a": [1.0]}'], ["true", "2", '{"a": [true]}']),
+        ({"oneOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "pattern": "^b"}]}, ['"a"', '"b"'], ["1"]),
+        ({"patternProperties": {"^a": {}}, "additionalProperties": False}, ['{"a": 1}'], []),
+    ],
+)
+def test_what_the_last_check_does_in_its_own_way(schema, good, bad):
+    for text in good:
+        assert fault_of(text, schema) is None, text
+    for text in bad:
+        assert fault_of(text, schema) is not None, text

@@ -22,8 +22,10 @@ MEMORY_BYTES = 4 << 30
 """Of address space, for the whole child."""
 _LENGTH_BYTES = 4
 _READY = b"!"
-_LIMIT_SIGNALS = (-signal.SIGPROF, -signal.SIGABRT)
-"""How the child ends over its time, and over its memory."""
+STACK_BYTES = 4 << 20
+"""Of the child: half of what the engine's thread has."""
+_LIMIT_SIGNALS = (-signal.SIGPROF, -signal.SIGABRT, -signal.SIGSEGV)
+"""How the child ends over its time, over its memory and over its stack."""
 
 
 class GrammarTrial:
@@ -98,6 +100,7 @@ def main(cpu_seconds: float) -> None:
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     while True:
         sink.write(_READY)

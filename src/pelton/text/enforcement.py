@@ -10,6 +10,7 @@ import msgspec
 
 from pelton.errors import InvalidRequest
 from pelton.request import Grammar, Request, Thinking
+from pelton.text.gbnf import lark_of
 from pelton.text.lark import ControlId, answer_rule
 from pelton.text.output import Format
 from pelton.text.structural_tags import tags_grammar
@@ -77,6 +78,11 @@ def enforcement_of(request: Request, form: Format, control_id: ControlId) -> Enf
 def _for_engine(grammar: Grammar, control_id: ControlId) -> Grammar:
     if grammar.kind == "structural_tag":
         return tags_grammar(grammar, control_id)
+    if grammar.kind == "gbnf":
+        try:
+            return msgspec.structs.replace(grammar, kind="lark", text=lark_of(grammar.text))
+        except ValueError as error:
+            raise InvalidRequest(f"{grammar.param} is no GBNF: {error}", param=grammar.param) from None
     if grammar.kind == "choice":
         return msgspec.structs.replace(grammar, kind="lark", text="start: " + answer_rule(grammar))
     return grammar
