@@ -16,7 +16,7 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 FEW = 4
 """Streams that a recommended context has room for, where that is possible."""
 SHORT = 4096
-"""A context below that is worth keys and values of half the size."""
+"""Below that, a longer context is worth keys and values of half the size."""
 USUAL = 1024
 """Tokens of a usual stream: so many of them as fit are recommended to run at once."""
 
@@ -98,7 +98,10 @@ def _advise(start: Start, prepared: Prepared, available: int) -> Advice | None:
     if config.kv_dtype == "int8" or (advice is not None and advice.context >= min(SHORT, prepared.wishes.context)):
         return advice
     smaller = Prepared(msgspec.structs.replace(start, config=msgspec.structs.replace(config, kv_dtype="int8")))
-    return _fitting(smaller, "int8", available) or advice
+    halved = _fitting(smaller, "int8", available)
+    if halved is None or (advice is not None and advice.context >= halved.context):
+        return advice
+    return halved
 
 
 def _fitting(prepared: Prepared, kv_dtype: str, available: int) -> Advice | None:
