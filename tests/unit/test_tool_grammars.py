@@ -290,6 +290,8 @@ def test_the_finished_text_is_held_against_the_whole_schema():
     assert "non-unique" in (fault_of('["a", "a"]', schema) or "")
     assert "JSON" in (fault_of('["a"', schema) or "")
     assert fault_of("1", True) is None
+    assert fault_of('"x"', {"type": "string", "pattern": "y"}) is None
+    assert fault_of('{"x": 1}', {"patternProperties": {"x": {"type": "string"}}}) is None
     assert fault_of("1", False) is not None
     assert "checked" in (fault_of("1", {"$ref": "http://127.0.0.1:1/never"}) or "")
 
