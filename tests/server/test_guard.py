@@ -238,6 +238,18 @@ def test_headers_are_bounded(service):
         assert time.monotonic() - began < 2
 
 
+def test_what_is_sent_behind_a_request_is_bounded_too(service):
+    service.hang_after = 1
+    body = json.dumps({**CHAT, "stream": True}).encode()
+    first = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+    with serving(service, max_headers=4000, header_timeout=1) as url:
+        began = time.monotonic()
+        assert b"431 Request" in raw(url, first + b"GET / HTTP/1.1\r\nx-endless: " + b"a" * 300_000)
+        assert b"408 Request" in raw(url, first + b"GET / HTTP/1.1\r\nx-slow: ")
+        assert time.monotonic() - began < 9
+    assert service.num_open == 0
+
+
 def test_whoever_says_it_letter_by_letter_is_shown_the_door(service):
     with serving(service, header_timeout=0.5, body_timeout=0.5) as url:
         began = time.monotonic()

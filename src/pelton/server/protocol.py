@@ -28,10 +28,16 @@ def bounded_protocol(seconds: float, max_bytes: int) -> type[HttpToolsProtocol]:
         def data_received(self, data: bytes) -> None:
             if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
                 self._expect_head()
-            self._num_head_bytes += len(data)
             super().data_received(data)
-            if self._head_timer is not None and self._num_head_bytes > self.max_head_bytes:
-                self._refuse(b"431 Request Header Fields Too Large")
+            if self._head_timer is not None:
+                self._num_head_bytes += len(data)
+                if self._num_head_bytes > self.max_head_bytes:
+                    self._refuse(b"431 Request Header Fields Too Large")
+
+        def on_message_begin(self) -> None:
+            if self._head_timer is None:  # behind a request that is being answered still
+                self._expect_head()
+            super().on_message_begin()
 
         def on_headers_complete(self) -> None:
             self._end_head()
