@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,11 @@ def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "memory.max").write_text("500000\n")
     (tmp_path / "memory.stat").write_text("anon 7\ninactive_file 300\n")
     assert machine.free_memory() == 500_000 - 1000 + 300
+
+
+def test_private_memory_of_a_process():
+    assert 1 << 20 < machine.private_memory(os.getpid()) < 1 << 40
+    assert machine.private_memory(None) == 0
 
 
 def test_threads_of_one_core_count_once_and_a_containers_share_bounds_them(

@@ -151,7 +151,7 @@ COMES_BACK = [Use(0.0, "a", 0.0, None, 0.3), Use(0.5, "a", 0.0, None, 1000.0)]
 
 
 @example(COMES_BACK, [], [], 0, None)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     st.lists(USES, min_size=1, max_size=14),
     st.lists(st.tuples(TIMES, st.sampled_from(sorted(SIZES))), max_size=4),

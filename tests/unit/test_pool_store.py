@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pelton import config
+from pelton.engine import machine
 from pelton.errors import InsufficientMemory, ModelNotFound, Overloaded, QueueTimeout, Unavailable
 from pelton.hub.store import Store
 from pelton.pool import Pool
@@ -283,6 +284,21 @@ def test_models_share_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 await use(pool, name)
                 assert sum(model.memory for model in pool.loaded()) <= 2 * each + 50 * MIB
             assert [(model.name, model.memory) for model in pool.loaded()] == [("a", each), ("c", each)]
+
+    run(go())
+
+
+def test_memory_that_is_promised_is_not_free_though_nobody_has_taken_it_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Client, "needs", (100 * MIB, 200 * MIB))
+    monkeypatch.setattr(machine, "free_memory", lambda: 600 * MIB)
+
+    async def go() -> None:
+        async with serving(tmp_path, "a", "b", memory_budget="8GB") as pool:
+            await use(pool, "a")
+            await use(pool, "b")
+            assert loaded(pool) == {"b": "ready"}
 
     run(go())
 

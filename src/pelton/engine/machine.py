@@ -21,8 +21,8 @@ def free_memory() -> int:
     return available
 
 
-def private_memory(pid: int) -> int:
-    """Bytes of a process that are in memory and no file's; 0 where that cannot be seen."""
+def private_memory(pid: int | None) -> int:
+    """Bytes of a process that are in memory and no file's; 0 where there is none or that cannot be seen."""
     for line in (_read(Path(f"/proc/{pid}/status")) or "").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024

@@ -414,8 +414,8 @@ class Pool:
         budget, free = self._budget, machine.free_memory()
         for each in others:
             budget -= each.memory
-            if pid := each.pid:
-                free -= max(0, each.memory - machine.private_memory(pid))  # promised, and not taken yet
+            if not self._in_process:  # what is promised, and not taken yet
+                free -= max(0, each.memory - machine.private_memory(each.pid))
         return max(0, min(budget, free))
 
     async def _change(self) -> None:
