@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -43,9 +44,14 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     tokens: list[TokenText] = field(default_factory=list)
     finish: TextFinish | None = None
+    began_at: float | None = None
+    """When its first event came, by `time.perf_counter`."""
+    ended_at: float = 0.0
 
     def add(self, event: ChoiceEvent) -> None:
         """The choice's next event."""
+        if self.began_at is None:
+            self.began_at = time.perf_counter()
         match event:
             case TextDelta():
                 if event.text:
@@ -60,6 +66,7 @@ class Choice:
                 self.parts[-1].pieces.append(event.arguments)
             case TextFinish():
                 self.finish = event
+                self.ended_at = time.perf_counter()
 
     @property
     def text(self) -> str:

@@ -26,6 +26,7 @@ from pelton.request import EngineRequest, ErrorEvent, Event, Grammar, Message, R
 from pelton.text.chat import ChatTemplate
 from pelton.text.disguise import strings
 from pelton.text.enforcement import enforcement_of
+from pelton.text.infill import File, Infill
 from pelton.text.output import Format
 from pelton.text.prompt_logprobs import AskedPrompt
 from pelton.text.reasoning import is_open, switches_of, tags_of
@@ -95,6 +96,8 @@ class _Prompt(NamedTuple):
     ids: list[int]
     form: Format = Format()
     warnings: tuple[str, ...] = ()
+    text: str = ""
+    """What the template made of a chat."""
 
 
 class Service:
@@ -142,6 +145,32 @@ class Service:
     async def encode(self, request: Request) -> list[int]:
         """The prompt's ids, begin token included. A `prompt` is plain text: control tokens in it stay text."""
         return (await self._prompt(request)).ids
+
+    async def render(self, request: Request) -> str:
+        """A chat as its template writes it, control tokens by their names."""
+        return (await self._prompt(request)).text
+
+    async def encode_text(self, text: str, *, add_special: bool, is_marked: bool) -> list[int]:
+        """The ids of a text. `add_special`: with the tokens that the model wants around it. `is_marked`: names of
+        control tokens in it are those tokens; for clients who may write such."""
+        self._check_length(len(text), "prompt")
+        encode = self._encode_marked if is_marked else self.tokenizer.encode
+        return await asyncio.to_thread(encode, text, add_special=add_special)
+
+    async def encode_infill(
+        self, prefix: str, suffix: str, begun: str = "", files: Sequence[tuple[str, str]] = ()
+    ) -> list[int]:
+        """The prompt for the text between two others, which begins with `begun`; `files` (name, text) stand around it.
+        Raises `InvalidRequest` for a model that cannot."""
+        segments = Infill(self._metadata, self.tokenizer).segments(prefix, suffix, begun, [File(*f) for f in files])
+        self._check_length(sum(len(each) for each in segments if isinstance(each, str)), "input_prefix")
+        return await asyncio.to_thread(self.tokenizer.encode_segments, segments)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template that the file has for chats."""
+        source = self._metadata.get("tokenizer.chat_template")
+        return source if isinstance(source, str) else None
 
     async def _prompt(self, request: Request) -> _Prompt:
         given = [request.messages is not None, request.prompt is not None, request.prompt_ids is not None]
@@ -257,6 +286,20 @@ class Service:
             return ()
         return await asyncio.to_thread(self._search.ids_with, sampling.dry_sequence_breakers)
 
+    def _encode_marked(self, text: str, *, add_special: bool) -> list[int]:
+        segments: list[str | int] = []
+        end = 0
+        for start, name in self.tokenizer.find_controls(text):
+            id = self.tokenizer.control_id(name)
+            assert id is not None
+            segments += [text[end:start], id]
+            end = start + len(name)
+        segments.append(text[end:])
+        if add_special:
+            return self.tokenizer.encode_segments(segments)
+        plain = self.tokenizer.encode
+        return [id for each in segments for id in ([each] if isinstance(each, int) else plain(each, add_special=False))]
+
     def _encode_text(self, request: Request) -> _Prompt:
         if request.prompt is not None:
             self._check_length(len(request.prompt), "prompt")
@@ -288,7 +331,7 @@ class Service:
             dialect=self._dialect(source) if tools else None,
             names=choice.names or [tool.name for tool in tools],
         )
-        return _Prompt(self.tokenizer.encode_segments(prompt.segments), form, switches.warnings)
+        return _Prompt(self.tokenizer.encode_segments(prompt.segments), form, switches.warnings, prompt.text)
 
     def _dialect(self, template: str) -> Dialect:
         return dialect_of(template) if self._tool_dialect == "auto" else DIALECTS[self._tool_dialect]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
 
 import uvicorn
 
 from pelton.checks import check_range
 from pelton.config import ServerConfig
-from pelton.engine.protocol import Counters, PinInfo
+from pelton.engine.protocol import Counters, EngineInfo, PinInfo
 from pelton.errors import ModelNotFound, PeltonError
 from pelton.pool import Memory, ModelCard, Resident, StoredModel
 from pelton.request import ChoiceEvent, Request, TextDelta, TextDone, TextEvent, TextFinish, TokenText, Usage
@@ -32,6 +35,29 @@ def token(text: str) -> TokenText:
 @dataclass
 class ScriptedEngine:
     counters: Counters = field(default_factory=Counters)
+    info: EngineInfo = field(
+        default_factory=lambda: EngineInfo(
+            vocab_size=258, context=99, files=(), fingerprint=None, max_sequences=3, kv_tokens=99, weight_bytes=0,
+            kv_bytes=0, arena_bytes=0,
+        )
+    )  # fmt: skip
+
+
+class ScriptedTokenizer:
+    """Bytes are tokens; 256 begins a text, 257 ends an answer."""
+
+    bos_id = 256
+    end_ids = (257,)
+    controls: ClassVar = {"<s>": 256, "<end>": 257}
+
+    def token_bytes(self, id: int) -> bytes:
+        return bytes([id]) if id < 256 else next(name for name, i in self.controls.items() if i == id).encode()
+
+    def token_text(self, id: int) -> str:
+        return self.token_bytes(id).decode("utf-8", "replace")
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        return b"".join(self.token_bytes(id) for id in ids if id < 256 or not skip_special).decode("utf-8", "replace")
 
 
 @dataclass(eq=False)
@@ -56,6 +82,26 @@ class ScriptedService:
     num_ended: int = 0
     pinned: list[Request] = field(default_factory=list)
     refuse_pin: PeltonError | None = None
+    tokenizer: ScriptedTokenizer = field(default_factory=ScriptedTokenizer)
+    vocab_size: int = 258
+    context: int = 99
+    path: Path = Path("/models/scripted.gguf")
+    chat_template: str = "{{ messages }}"
+
+    async def render(self, request: Request) -> str:
+        return bytes(await self.encode(request)).decode("utf-8", "replace")
+
+    async def encode_text(self, text: str, *, add_special: bool, is_marked: bool) -> list[int]:
+        ids: list[int] = []
+        for part in re.split("(<s>|<end>)", text):
+            id = self.tokenizer.controls.get(part) if is_marked else None
+            ids += part.encode("utf-8", "replace") if id is None else [id]
+        return [256, *ids] if add_special and ids[:1] != [256] else ids
+
+    async def encode_infill(
+        self, prefix: str, suffix: str, begun: str = "", files: Sequence[tuple[str, str]] = ()
+    ) -> list[int]:
+        return list("|".join([*(f"{name}:{text}" for name, text in files), prefix, suffix, begun]).encode())
 
     async def encode(self, request: Request) -> list[int]:
         """A byte of the rendered chat is a token."""
@@ -66,9 +112,9 @@ class ScriptedService:
         text = "".join(f"[{tool.name}]" for tool in request.tools if request.tool_choice.mode != "none")
         for message in request.messages or ():
             parts = message.content if isinstance(message.content, tuple) else ({"text": message.content or ""},)
-            called = "".join(call["function"]["arguments"] for call in message.tool_calls or ())
-            text += f"<{message.role}>" + "|".join(part["text"] for part in parts) + called
-        return list((text + "<assistant>" * request.add_generation_prompt).encode())
+            called = "".join(map(str, message.tool_calls or ()))
+            text += f"<{message.role}>" + "|".join(str(part.get("text")) for part in parts) + called
+        return list((text + "<assistant>" * request.add_generation_prompt).encode("utf-8", "replace"))
 
     async def pin(self, request: Request, ttl: float) -> None:
         check_range("ttl", ttl, 1, 10_000)

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from pelton.config import ServerConfig
 from pelton.errors import ConfigError, InternalError, InvalidRequest, PeltonError
 from pelton.pool import Pool
-from pelton.server import anthropic, openai, openapi, prefix_cache, residents
+from pelton.server import anthropic, llamacpp, openai, openapi, prefix_cache, residents
 from pelton.server.body import Bounds
 from pelton.server.guard import Guard
 from pelton.server.keys import KeyRing, KeyStore, given_keys
@@ -56,7 +56,12 @@ class App:
         self._tracer = Tracer() if config.otel else None
         meter = Meter(self._ledger, self._metrics, self._tracer, logs_prompts=config.log_prompts)
         models = Models(pool, meter)
-        dialects = (self._own(models), openai.dialect(models), anthropic.dialect(models))
+        dialects = (
+            self._own(models),
+            openai.dialect(models),
+            anthropic.dialect(models),
+            llamacpp.dialect(models),
+        )
         self._dialects = dialects
         self._openapi: dict[str, Any] | None = None
         """Made when it is first asked for."""

@@ -6,13 +6,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from pelton.errors import ModelNotFound
+from pelton.errors import InvalidRequest, ModelNotFound
 from pelton.pool import Memory, ModelCard, Pool, Resident, StoredModel
 from pelton.server.context import current
 from pelton.server.meter import Meter
 
 if TYPE_CHECKING:
     from pelton.service import Service
+
+MAX_LISTED = 20
+"""Names that an error tells at most."""
 
 
 class Models:
@@ -37,6 +40,18 @@ class Models:
     async def model(self, name: str) -> ModelCard:
         """One of them. Raises `ModelNotFound`."""
         return await self.pool_for(name).model(name)
+
+    async def named(self, name: str | None) -> str:
+        """The model that is meant where a request need not say which: the only one there is, or the only one that is
+        loaded. Raises `InvalidRequest` where there are several."""
+        if name:
+            return name
+        cards = await self.models()
+        names = [service.name for service in self.services()] if len(cards) > 1 else [card.id for card in cards]
+        if len(names) == 1:
+            return names[0]
+        there = ", ".join(card.id for card in cards[:MAX_LISTED]) or "none"
+        raise InvalidRequest(f"model is missing, and there is not just one; there are: {there}", param="model")
 
     def services(self) -> list[Service]:
         """Those of the models that are loaded, by name: to look at, not to send requests to."""

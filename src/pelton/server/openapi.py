@@ -12,13 +12,23 @@ from pelton import __version__
 from pelton.server.operation import Dialect, Operation
 
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
+_STREAMED = {
+    "text/event-stream": {
+        "type": "object",
+        "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+        "required": ["data"],
+    }
+}
+"""By media type: each event of a stream; the others are texts."""
 _REF = "#/components/schemas/{name}"
 
 
 def document(dialects: Iterable[Dialect]) -> dict[str, Any]:
     """The whole document."""
     dialects = tuple(dialects)
-    operations = [(operation, dialect.error) for dialect in dialects for operation in dialect.operations]
+    operations = [
+        (operation, dialect.error) for dialect in dialects for operation in dialect.operations if operation.is_offered
+    ]
     types = {t for operation, error in operations for t in (operation.body, operation.answer, error) if t is not None}
     ordered = sorted(types, key=str)
     schemas, components = msgspec.json.schema_components(ordered, ref_template=_REF)
@@ -44,7 +54,9 @@ def document(dialects: Iterable[Dialect]) -> dict[str, Any]:
 
 def _operation(operation: Operation, error: Any, known: dict[Any, Any]) -> dict[str, Any]:
     answers = {"application/json": {"schema": known[operation.answer]}} if operation.answer is not None else {}
-    answers |= {media_type: {"schema": {"type": "string"}} for media_type in operation.streams}
+    answers |= {
+        media_type: {"schema": _STREAMED.get(media_type, {"type": "string"})} for media_type in operation.streams
+    }
     failed = {"description": "What is wrong.", "content": {"application/json": {"schema": known[error]}}}
     described: dict[str, Any] = {
         "summary": operation.summary,

@@ -39,6 +39,8 @@ class Operation:
     """The type of its JSON answer."""
     streams: tuple[str, ...] = ()
     """Media types that the answer may have besides JSON."""
+    is_offered: bool = True
+    """False: all that it does is to say why it does nothing. The description leaves it out."""
     is_open: bool = False
     """Does it answer whoever asks, without a key and while the server drains?"""
 

@@ -1,4 +1,5 @@
-"""Anthropic's API over a real model: what is counted, cached and kept of a prompt."""
+"""Dialects other than OpenAI's over a real model: what is counted, cached and kept of a prompt, and that all of them
+ask the model the same."""
 
 from __future__ import annotations
 
@@ -57,3 +58,23 @@ def test_a_prompt_is_counted_kept_and_read(server):
         assert again.content[0].text == first.content[0].text
         assert num_input(again.usage) == counted
         assert again.stop_reason == first.stop_reason
+
+
+def test_llama_cpps_steps_give_the_chat(server):
+    chat = {"messages": [{"role": "user", "content": "What is 2+2?"}], "temperature": 0, "max_tokens": 12}
+    whole = server.post({"model": "m", **chat}).json()
+    prompt = httpx.post(f"{server.url}/apply-template", json={"messages": chat["messages"]}).json()["prompt"]
+    tokens = httpx.post(f"{server.url}/tokenize", json={"content": prompt, "add_special": True}).json()["tokens"]
+    assert len(tokens) == whole["usage"]["prompt_tokens"]
+    assert httpx.post(f"{server.url}/detokenize", json={"tokens": tokens}).json()["content"] == prompt
+    for given in (prompt, tokens):
+        body = {"prompt": given, "temperature": 0, "n_predict": 12, "n_probs": 1}
+        answer = httpx.post(f"{server.url}/completion", json=body, timeout=60).json()
+        assert answer["content"] == whole["choices"][0]["message"]["content"]
+        assert answer["tokens_evaluated"] == len(tokens)
+        assert len(answer["completion_probabilities"]) == answer["tokens_predicted"]
+    nothing = httpx.post(f"{server.url}/completion", json={"prompt": "Once", "n_predict": 0}, timeout=60)
+    assert (nothing.status_code, nothing.json()["content"]) == (200, "")
+    props = httpx.get(f"{server.url}/props").json()
+    assert (props["model_alias"], props["default_generation_settings"]["n_ctx"]) == ("m", 1024)
+    assert "<|im_start|>" in props["chat_template"]

@@ -1,0 +1,266 @@
+"""The dialect of llama.cpp's server: completions, infill, tokens, templates and what there is to know of a model."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from pelton import __version__, structured
+from pelton.checks import MAX_CHOICES, check_ids, check_range
+from pelton.errors import InvalidRequest, PeltonError, Unavailable
+from pelton.request import Request, SamplingParams
+from pelton.server import llamacpp_types as wire
+from pelton.server.answer import answer, ignored_params
+from pelton.server.llamacpp_reply import LlamaReply, error_body
+from pelton.server.models import Models
+from pelton.server.openai import message, tool
+from pelton.server.operation import Dialect, Operation
+from pelton.server.wire import JSON, read, unless_gone
+
+if TYPE_CHECKING:
+    from pelton.service import Service
+
+MAX_PROMPTS = 256
+_RENAMED = {"repeat_penalty": "repetition_penalty", "mirostat": "mirostat_mode"}
+_SAME = (
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold",
+    "mirostat_tau", "mirostat_eta", "presence_penalty", "frequency_penalty", "dry_multiplier", "dry_base",
+    "dry_allowed_length", "dry_penalty_last_n", "ignore_eos",
+)  # fmt: skip
+PATHS = (
+    "/completion", "/completions", "/infill", "/tokenize", "/detokenize", "/apply-template", "/props", "/slots",
+    "/rerank", "/reranking", "/v1/rerank", "/v1/reranking", "/score", "/v1/score",
+)  # fmt: skip
+
+
+class NotOffered(PeltonError):
+    """A route that other servers have, and that needs what is not built."""
+
+    status = 501
+    code = "not_supported"
+
+
+def dialect(models: Models) -> Dialect:
+    """The dialect over these models."""
+
+    async def complete(http: HTTPRequest) -> ASGIApp:
+        body, extras = await read(http, wire.CompletionRequest)
+        async with models.use(name := await models.named(body.model)) as service:
+            prompts = await unless_gone(http, _encoded(service, body.prompt))
+            return await _answer(models, http, service, name, body, extras, prompts)
+
+    async def infill(http: HTTPRequest) -> ASGIApp:
+        body, extras = await read(http, wire.InfillRequest)
+        if not isinstance(body.prompt, str):
+            raise InvalidRequest("prompt: a text, with which the middle begins", param="prompt")
+        files = [(each.filename, each.text) for each in body.input_extra]
+        async with models.use(name := await models.named(body.model)) as service:
+            encoding = service.encode_infill(body.input_prefix, body.input_suffix, body.prompt, files)
+            return await _answer(models, http, service, name, body, extras, [await unless_gone(http, encoding)])
+
+    async def tokenize(http: HTTPRequest) -> Response:
+        body, extras = await read(http, wire.TokenizeRequest)
+        async with models.use(await models.named(body.model)) as service:
+            ids = await service.encode_text(body.content, add_special=body.add_special, is_marked=body.parse_special)
+            pieces = [wire.Piece(id=id, piece=_piece(service.tokenizer.token_bytes(id))) for id in ids]
+        return JSON(wire.Tokens(tokens=[*pieces] if body.with_pieces else [*ids], ignored_params=_listed(extras)))
+
+    async def detokenize(http: HTTPRequest) -> Response:
+        body, extras = await read(http, wire.DetokenizeRequest)
+        async with models.use(await models.named(body.model)) as service:
+            check_ids(body.tokens, service.vocab_size, "tokens")
+            text = service.tokenizer.decode(body.tokens, skip_special=False)
+        return JSON(wire.Content(content=text, ignored_params=_listed(extras)))
+
+    async def apply_template(http: HTTPRequest) -> Response:
+        body, extras = await read(http, wire.TemplateRequest)
+        name = await models.named(body.model)
+        request = Request(
+            id="",
+            model=name,
+            messages=tuple(message(i, each) for i, each in enumerate(body.messages)),
+            tools=tuple(tool(each) for each in body.tools or ()),
+            add_generation_prompt=body.add_generation_prompt,
+            template_kwargs=body.chat_template_kwargs or {},
+        )
+        async with models.use(name) as service:
+            return JSON(wire.Rendered(prompt=await service.render(request), ignored_params=_listed(extras)))
+
+    async def props(http: HTTPRequest) -> Response:
+        name = await models.named(http.query_params.get("model"))
+        async with models.use(name) as service:
+            return JSON(_props(name, service))
+
+    async def slots(http: HTTPRequest) -> Response:
+        async with models.use(await models.named(http.query_params.get("model"))) as service:
+            running = service.engine.counters.num_running
+            total, context = service.engine.info.max_sequences, service.context
+        if http.query_params.get("fail_on_no_slot") == "1" and running >= total:
+            raise Unavailable("no slot is free")
+        return JSON([wire.Slot(id=i, n_ctx=context, is_processing=i < running) for i in range(total)])
+
+    async def rank(http: HTTPRequest) -> NoReturn:
+        raise NotOffered("ranking needs a model that scores pairs of texts, and Pelton runs none yet")
+
+    def post(path: str, run: Any, summary: str, body: Any, result: Any, streams: tuple[str, ...] = ()) -> Operation:
+        return Operation(method="POST", path=path, run=run, summary=summary, body=body, answer=result, streams=streams)
+
+    sse = ("text/event-stream",)
+    completion = wire.Completion | list[wire.Completion]
+    operations = (
+        post("/completion", complete, "Go on with a text, as llama.cpp", wire.CompletionRequest, completion, sse),
+        post("/completions", complete, "The same as /completion", wire.CompletionRequest, completion, sse),
+        post("/infill", infill, "Fill in between two texts", wire.InfillRequest, completion, sse),
+        post("/tokenize", tokenize, "A text's tokens", wire.TokenizeRequest, wire.Tokens),
+        post("/detokenize", detokenize, "The text of tokens", wire.DetokenizeRequest, wire.Content),
+        post("/apply-template", apply_template, "A chat as a text", wire.TemplateRequest, wire.Rendered),
+        Operation(method="GET", path="/props", run=props, summary="What the model is", answer=wire.Props),
+        Operation(method="GET", path="/slots", run=slots, summary="Places for sequences", answer=list[wire.Slot]),
+        *(
+            Operation(method="POST", path=path, run=rank, summary="Not offered yet", is_offered=False)
+            for path in PATHS
+            if "rank" in path or "score" in path
+        ),
+    )
+    return Dialect(operations=operations, prefixes=PATHS, error_body=error_body, error=wire.LlamaError)
+
+
+async def _answer(
+    models: Models,
+    http: HTTPRequest,
+    service: Service,
+    name: str,
+    body: wire.CompletionRequest,
+    extras: dict[str, Any],
+    prompts: Sequence[list[int]],
+) -> ASGIApp:
+    for ids in prompts:
+        check_ids(ids, service.vocab_size, "prompt")
+    base = Request(
+        id=f"cmpl-{secrets.token_hex(12)}",
+        model=name,
+        sampling=_sampling(body),
+        grammar=structured.one_of(
+            [
+                structured.grammar(body.grammar, "grammar") if body.grammar else None,
+                None if body.json_schema is None else structured.json_schema(body.json_schema, "json_schema"),
+            ]
+        ),
+        echo=body.n_predict == 0,  # an answer of nothing must be asked for
+        priority=body.priority or 0,
+        timeout=body.timeout,
+        queue_timeout=body.queue_timeout,
+        cache_salt=body.cache_salt or "",
+    )
+    requests = [
+        msgspec.structs.replace(base, id=f"{base.id}-{i}", prompt_ids=tuple(ids)) for i, ids in enumerate(prompts)
+    ]
+    texts = [service.tokenizer.decode(ids, skip_special=False) for ids in prompts]
+    return await answer(models, http, LlamaReply(body, extras, requests, texts, _settings(body, service)), requests)
+
+
+async def _encoded(service: Service, given: str | list[str | int | list[str | int]]) -> list[list[int]]:
+    """The ids of all prompts."""
+    if isinstance(given, str):
+        return [await service.encode_text(given, add_special=True, is_marked=True)]
+    is_one = any(isinstance(each, int) for each in given) and not any(isinstance(each, list) for each in given)
+    prompts: list[list[str | int]] = (
+        [[each for each in given if not isinstance(each, list)]]
+        if is_one
+        else [each if isinstance(each, list) else [each] for each in given]
+    )
+    if not 1 <= len(prompts) <= MAX_PROMPTS:
+        raise InvalidRequest(f"prompt: 1 to {MAX_PROMPTS} prompts, got {len(prompts)}", param="prompt")
+    return [await _mixed(service, prompt) for prompt in prompts]
+
+
+async def _mixed(service: Service, prompt: Sequence[str | int]) -> list[int]:
+    """Texts and ids, one behind the other. Only a text at the beginning gets a begin token."""
+    ids: list[int] = []
+    for i, part in enumerate(prompt):
+        if isinstance(part, int):
+            ids.append(part)
+        else:
+            ids += await service.encode_text(part, add_special=i == 0, is_marked=True)
+    return ids
+
+
+def _sampling(body: wire.CompletionRequest) -> SamplingParams:
+    check_range("n_cmpl", body.n_cmpl, 1, MAX_CHOICES)
+    given = {name: getattr(body, name) for name in _SAME} | {
+        ours: getattr(body, name) for name, ours in _RENAMED.items()
+    }
+    return SamplingParams(
+        **{**given, "temperature": max(body.temperature, 0.0)},
+        n=body.n_cmpl,
+        max_tokens=None if body.n_predict < 0 else body.n_predict,
+        seed=None if body.seed < 0 or body.seed == 0xFFFFFFFF else body.seed,
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        dry_sequence_breakers=body.dry_sequence_breakers,
+        logit_bias=_logit_bias(body.logit_bias or {}),
+        logprobs=body.n_probs if body.n_probs > 0 else None,
+    )
+
+
+def _logit_bias(given: wire.Bias) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    for token, bias in given.items() if isinstance(given, dict) else given:
+        if not str(token).isdecimal():
+            raise InvalidRequest(f"logit_bias: {str(token)[:40]!r} is not a token id", param="logit_bias")
+        if bias is True:
+            raise InvalidRequest("logit_bias: a bias is a number, or false", param="logit_bias")
+        biases[int(token)] = -100.0 if bias is False else bias
+    return biases
+
+
+def _settings(body: wire.CompletionRequest, service: Service) -> dict[str, Any]:
+    """`generation_settings`."""
+    names = (*_SAME, *_RENAMED, "n_predict", "seed", "n_probs", "stream", "dry_sequence_breakers")
+    stop = [body.stop] if isinstance(body.stop, str) else list(body.stop or ())
+    return {name: getattr(body, name) for name in names} | {
+        "stop": stop,
+        "max_tokens": body.n_predict,
+        "grammar": body.grammar or "",
+        "n_ctx": service.context,
+        "model": service.name,
+    }
+
+
+def _props(name: str, service: Service) -> wire.Props:
+    tokenizer = service.tokenizer
+    settings = _settings(wire.CompletionRequest(), service)
+    return wire.Props(
+        default_generation_settings={
+            "id": 0,
+            "id_task": -1,
+            "n_ctx": service.context,
+            "speculative": False,
+            "is_processing": False,
+            "params": settings,
+        },
+        total_slots=service.engine.info.max_sequences,
+        model_alias=name,
+        model_path=service.path.name,
+        chat_template=service.chat_template or "",
+        bos_token="" if tokenizer.bos_id is None else tokenizer.token_text(tokenizer.bos_id),
+        eos_token=tokenizer.token_text(tokenizer.end_ids[0]) if tokenizer.end_ids else "",
+        modalities={"vision": False, "audio": False},
+        build_info=f"pelton {__version__}",
+    )
+
+
+def _listed(extras: dict[str, Any]) -> list[str] | msgspec.UnsetType:
+    return ignored_params(extras, {}) or msgspec.UNSET
+
+
+def _piece(data: bytes) -> str | list[int]:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
