@@ -61,17 +61,17 @@ def bearer(text: str) -> dict[str, str]:
 
 
 def test_every_route_but_health_needs_a_key(service):
-    with serving(service, api_key="secret") as url:
+    with serving(service, api_key="secret") as url, httpx.Client() as client:
         assert len(operations()) > 5
         for method, path in [*operations(), ("GET", "/nothing"), ("PUT", PATH)]:
             for headers in ({}, bearer("wrong"), {"x-api-key": "secre"}, {"authorization": "secret"}):
-                response = httpx.request(method, url + path, headers=headers)
+                response = client.request(method, url + path, headers=headers)
                 assert response.status_code == 401, (method, path)
                 assert response.headers["www-authenticate"] == "Bearer"
                 assert re.search("invalid_api_key|authentication_error", response.text)  # by dialect
             for headers in (bearer("secret"), {"x-api-key": "secret"}, {**bearer("none"), "x-api-key": "secret"}):
-                assert httpx.request(method, url + path, headers=headers).status_code != 401, (method, path)
-        assert httpx.get(url + "/health").status_code == 200
+                assert client.request(method, url + path, headers=headers).status_code != 401, (method, path)
+        assert client.get(url + "/health").status_code == 200
     assert not service.requests
 
 
