@@ -324,10 +324,11 @@ class Service:
         )
         self._check_length(sum(len(each) for each in prompt.segments if isinstance(each, str)), "messages")
         choice = request.tool_choice
+        opened = tags is not None and is_open(prompt.text, tags)
         form = Format(
             tags=tags,
-            is_open=tags is not None and is_open(prompt.text, tags),
-            budget=switches.budget,
+            is_open=opened,
+            budget=0 if opened and switches.is_off else switches.budget,
             dialect=self._dialect(source) if tools else None,
             names=choice.names or [tool.name for tool in tools],
         )

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from pelton.errors import InvalidRequest
 from pelton.folding import Choice
 from pelton.request import (
+    Accepted,
+    EngineRequest,
+    Event,
     Finish,
+    Grammar,
     Message,
     Request,
     SamplingParams,
@@ -17,6 +23,7 @@ from pelton.request import (
     TextDone,
     TextEvent,
     TextFinish,
+    Thinking,
     TokenEvent,
     Tool,
     ToolCallBegin,
@@ -179,3 +186,59 @@ def test_what_no_chat_could_have_is_refused(fields: dict[str, Any], param: str) 
     with pytest.raises(InvalidRequest) as caught:
         answer(ScriptedEngine(saying(ids("x"))), **fields)
     assert caught.value.param == param
+
+
+class Taught(ScriptedEngine):
+    """An engine that knows the vocabulary, and that cannot enforce some of a grammar."""
+
+    has_vocabulary = True
+    warnings: tuple[str, ...] = ()
+
+    async def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
+        async for event in super().submit(request):
+            yield Accepted(request.id, self.warnings) if isinstance(event, Accepted) else event
+
+
+UNIQUE = Grammar(kind="json_schema", text='{"uniqueItems": true}', param="response_format.schema", is_strict=False)
+
+
+def test_what_is_enforced_reaches_the_engine() -> None:
+    engine = Taught(saying(ids("x")))
+    answer(engine, OPENS, reasoning_budget=9)
+    answer(engine, OPENS, thinking=False)
+    answer(engine, THINKS, tools=TOOLS, tool_choice=ToolChoice(mode="required"))
+    answer(engine, THINKS, tools=TOOLS)
+    budget, off, called, free = engine.requests
+    assert budget.thinking == Thinking(open="<think>", close="</think>", is_open=True, budget=9)
+    assert (budget.grammar, off.thinking and off.thinking.budget) == (None, 0)
+    assert called.grammar is not None
+    assert (called.grammar.kind, called.grammar.param) == ("lark", "tools")
+    assert called.thinking == Thinking(open="<think>", close="</think>", is_open=False)
+    assert (free.grammar, free.thinking) == (None, None)
+
+
+def test_what_is_not_enforced_and_not_fulfilled_is_told() -> None:
+    engine = Taught(saying(ids("[1, 1]")))
+    engine.warnings = ('Unimplemented keys: ["uniqueItems"]',)
+    choice, _ = answer(engine, grammar=UNIQUE)
+    told, fault = choice.finish.warnings  # type: ignore[union-attr]
+    assert "response_format.schema" in told
+    assert "uniqueItems" in told
+    assert "non-unique" in fault
+
+
+def test_a_whole_answer_under_a_grammar_that_does_not_fulfil_its_schema_is_logged(caplog) -> None:
+    strict = msgspec.structs.replace(UNIQUE, is_strict=True)
+    choice, _ = answer(Taught(saying(ids("[1, 1]"))), grammar=strict)
+    assert len(choice.finish.warnings) == 1  # type: ignore[union-attr]
+    assert "request r" in caplog.text
+    assert "1, 1" not in caplog.text
+    caplog.clear()
+    cut, _ = answer(Taught(saying(ids("[1, 1"), stop_id=None)), grammar=strict)
+    assert (cut.finish.warnings, caplog.text) == ((), "")  # type: ignore[union-attr]
+
+
+def test_thoughts_cannot_have_a_budget_in_a_beam_search() -> None:
+    with pytest.raises(InvalidRequest, match="reasoning_budget") as caught:
+        answer(Taught(saying(ids("x"))), OPENS, reasoning_budget=3, sampling=SamplingParams(use_beam_search=True))
+    assert caught.value.param == "reasoning_budget"

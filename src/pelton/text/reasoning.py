@@ -57,6 +57,8 @@ class Switches(NamedTuple):
     """Tokens that its thoughts may have."""
     warnings: tuple[str, ...] = ()
     """What it cannot be told."""
+    is_off: bool = False
+    """Shall it not think? Then a prompt that has opened its thoughts all the same leaves them no token."""
 
 
 def switches_of(template: str, tags: Tags | None, request: Request) -> Switches:
@@ -79,7 +81,8 @@ def switches_of(template: str, tags: Tags | None, request: Request) -> Switches:
     if thinking is None:
         return Switches(variables, budget)
     named = [name for name in SWITCHES if re.search(rf"\b{name}\b", template)]
-    return Switches(variables | dict.fromkeys(named, thinking), 0 if not named and not thinking else budget)
+    variables |= dict.fromkeys(named, thinking)
+    return Switches(variables, 0 if not named and not thinking else budget, is_off=not thinking)
 
 
 def thoughts(reader: Reader, sink: Sink, tags: Tags, *, is_open: bool) -> Scan[bool]:
