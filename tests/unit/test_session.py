@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -19,8 +21,9 @@ class OneModel:
     def __init__(self, service: ScriptedService) -> None:
         self.service = service
 
-    async def get(self, name: str) -> ScriptedService:
-        return self.service
+    @asynccontextmanager
+    async def use(self, name: str) -> AsyncIterator[ScriptedService]:
+        yield self.service
 
 
 @pytest.fixture
