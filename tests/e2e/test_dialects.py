@@ -3,6 +3,7 @@ ask the model the same."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 
@@ -78,3 +79,20 @@ def test_llama_cpps_steps_give_the_chat(server):
     props = httpx.get(f"{server.url}/props").json()
     assert (props["model_alias"], props["default_generation_settings"]["n_ctx"]) == ("m", 1024)
     assert "<|im_start|>" in props["chat_template"]
+
+
+def test_text_generation_inference_gives_the_same(server):
+    asked = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 6, "decoder_input_details": True}}
+    whole = httpx.post(f"{server.url}/generate", json=asked, timeout=60).json()
+    body = {"prompt": asked["inputs"], "temperature": 0, "n_predict": 6}
+    other = httpx.post(f"{server.url}/completion", json=body, timeout=60).json()
+    assert whole["generated_text"] == other["content"]
+    prefill = whole["details"]["prefill"]
+    assert len(prefill) == other["tokens_evaluated"]
+    assert prefill[0]["logprob"] is None
+    assert all(each["logprob"] < 0 for each in prefill[1:])
+    asked["parameters"] = {"max_new_tokens": 6}
+    text = httpx.post(f"{server.url}/generate_stream", json=asked, timeout=60).text
+    last = json.loads(text.strip().split("\n\n")[-1].removeprefix("data: "))
+    assert last["generated_text"] == other["content"]
+    assert last["details"]["input_length"] == len(prefill)

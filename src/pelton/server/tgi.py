@@ -1,0 +1,135 @@
+"""The dialect of Hugging Face's text-generation-inference: /generate, /generate_stream and /info."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from pelton import __version__, structured
+from pelton.checks import MAX_CHOICES, MAX_STRINGS
+from pelton.errors import InvalidRequest
+from pelton.request import Grammar, Request, SamplingParams
+from pelton.server import tgi_types as wire
+from pelton.server.answer import answer
+from pelton.server.models import Models
+from pelton.server.operation import Dialect, Operation
+from pelton.server.tgi_reply import TGIReply, error_body, error_status
+from pelton.server.wire import JSON, read, unless_gone
+
+PATHS = ("/generate", "/generate_stream", "/info")
+
+
+def dialect(models: Models) -> Dialect:
+    """The dialect over these models."""
+
+    async def run(http: HTTPRequest, *, is_stream: bool) -> ASGIApp:
+        body, extras = await read(http, wire.GenerateRequest)
+        asked = body.parameters
+        if is_stream and asked.decoder_input_details:
+            raise InvalidRequest("decoder_input_details are not part of a stream", param="parameters")
+        if is_stream and (asked.best_of or 1) > 1:
+            raise InvalidRequest("best_of cannot be streamed: the best is known only at the end", param="parameters")
+        async with models.use(name := await models.named(body.model)) as service:
+            ids = await unless_gone(http, service.encode_text(body.inputs, add_special=True, is_marked=True))
+            request = Request(
+                id=f"tgi-{secrets.token_hex(12)}",
+                model=name,
+                prompt_ids=_last(ids, asked.truncate),
+                sampling=_sampling(asked, is_stream=is_stream),
+                grammar=_grammar(asked.grammar),
+            )
+            reply = TGIReply(body, extras, request, is_stream=is_stream)
+            return await answer(models, http, reply, [request])
+
+    async def generate(http: HTTPRequest) -> ASGIApp:
+        return await run(http, is_stream=False)
+
+    async def generate_stream(http: HTTPRequest) -> ASGIApp:
+        return await run(http, is_stream=True)
+
+    async def info(http: HTTPRequest) -> Response:
+        name = await models.named(http.query_params.get("model"))
+        async with models.use(name) as service:
+            told = wire.Info(
+                model_id=name,
+                model_sha=service.fingerprint,
+                max_concurrent_requests=service.engine.info.max_sequences,
+                max_best_of=MAX_CHOICES,
+                max_stop_sequences=MAX_STRINGS,
+                max_input_tokens=service.context - 1,
+                max_total_tokens=service.context,
+                version=__version__,
+            )
+        return JSON(told)
+
+    operations = (
+        Operation(
+            method="POST",
+            path="/generate",
+            run=generate,
+            summary="Go on with a text, as text-generation-inference",
+            body=wire.GenerateRequest,
+            answer=wire.Generated,
+        ),
+        Operation(
+            method="POST",
+            path="/generate_stream",
+            run=generate_stream,
+            summary="The same, token by token",
+            body=wire.GenerateRequest,
+            streams=("text/event-stream",),
+        ),
+        Operation(method="GET", path="/info", run=info, summary="What the server can", answer=wire.Info),
+    )
+    return Dialect(
+        operations=operations,
+        prefixes=PATHS,
+        error_body=error_body,
+        error=wire.TGIError,
+        error_status=error_status,
+    )
+
+
+def _last(ids: Sequence[int], count: int | None) -> tuple[int, ...]:
+    return tuple(ids if count is None else ids[-count:])
+
+
+def _sampling(asked: wire.Parameters, *, is_stream: bool) -> SamplingParams:
+    names = ("repetition_penalty", "frequency_penalty", "top_k", "top_p", "typical_p", "best_of")
+    given = {name: value for name in names if (value := getattr(asked, name)) is not None}
+    warps = (asked.temperature, asked.top_k, asked.top_p, asked.typical_p)
+    draws = asked.do_sample or (asked.best_of or 1) > 1 or any(each not in (None, 1.0) for each in warps)
+    temperature = 1.0 if asked.temperature is None else asked.temperature
+    if asked.temperature is not None and asked.temperature <= 0:
+        raise InvalidRequest(f"temperature is {asked.temperature}, must be over 0", param="parameters")
+    wants_tokens = is_stream or asked.details or bool(asked.top_n_tokens)
+    return SamplingParams(
+        **given,
+        temperature=temperature if draws else 0.0,
+        max_tokens=asked.max_new_tokens,
+        seed=(secrets.randbits(63) if asked.seed is None else asked.seed) if draws else None,
+        stop=tuple(asked.stop),
+        logprobs=(asked.top_n_tokens or 0) if wants_tokens else None,
+        prompt_logprobs=0 if asked.decoder_input_details else None,
+    )
+
+
+def _grammar(given: wire.GrammarField | None) -> Grammar | None:
+    match given:
+        case None:
+            return None
+        case wire.GrammarField(type="regex", value=str(pattern)):
+            return structured.regex(pattern, "grammar")
+        case wire.GrammarField(type="json", value=value):
+            try:
+                schema = msgspec.json.decode(value) if isinstance(value, str) else value
+            except msgspec.DecodeError as error:
+                raise InvalidRequest(f"parameters.grammar.value is not JSON: {error}", param="grammar") from None
+            if isinstance(schema, dict | bool):
+                return structured.json_schema(schema, "grammar")
+    raise InvalidRequest("parameters.grammar.value is neither a schema nor a pattern", param="grammar")
