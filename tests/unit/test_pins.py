@@ -93,6 +93,18 @@ def test_more_than_the_share_is_refused_and_says_so():
     assert len(engine.counters.pins) == 2
 
 
+def test_what_pins_share_counts_once():
+    engine, _ = engine_of((None,), Clock())  # 29 blocks may be pinned
+    system = prompt(480, 1)
+    for number in range(8):  # 15 blocks that all share, and one of its own
+        transcript = run(engine, [pin(f"p{number}", [*system, *prompt(32, 10 + number)])])
+        assert isinstance(transcript.last(f"p{number}"), Done)
+    assert isinstance(run(engine, [pin("q", prompt(224, 2))]).last("q"), ErrorEvent)  # 23 + 7
+    assert isinstance(run(engine, [pin("r", prompt(192, 2))]).last("r"), Done)
+    assert isinstance(run(engine, [pin("s", system, salt="mine")]).last("s"), ErrorEvent)
+    engine.check()
+
+
 @pytest.mark.parametrize(
     ("num_blocks", "tokens", "message"), [(60, 31, "31 tokens"), (20, 320, "may take 0 in all"), (60, 590, None)]
 )

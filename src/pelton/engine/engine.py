@@ -288,7 +288,7 @@ class Engine:
         check_request(request, self.runner.vocab_size, self.runner.max_sequences, self.context)
         self._processors.check(request.sampling.logits_processors)
         if request.pin_ttl:
-            self._pins.check(len(request.prompt_ids))
+            self._pins.check(request)
         if self.scheduler.is_full(len(request.prompt_ids)):
             count, num_tokens = self.scheduler.num_waiting, self.scheduler.num_waiting_tokens
             raise Overloaded(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from array import array
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from pelton.engine.budget import peak_blocks
@@ -14,6 +15,7 @@ from pelton.engine.protocol import PinInfo
 from pelton.engine.sequence import Sequence
 from pelton.errors import InvalidRequest, Overloaded
 from pelton.ops.data import BLOCK_TOKENS, NULL_BLOCK
+from pelton.request import EngineRequest
 
 SHARE = 2
 """Pinned prefixes take this part of KV memory at the most, and never so much that one context has no room beside."""
@@ -25,6 +27,8 @@ class _Pin:
     end: float
     """On the engine's clock."""
     tables: tuple[array[int], ...]
+    prompt_ids: list[int]
+    salt: str
 
 
 class Pins:
@@ -47,21 +51,39 @@ class Pins:
         """What is pinned."""
         return tuple(pin.info for pin in self._pins.values())
 
-    def check(self, num_tokens: int) -> None:
-        """Raise unless a prefix of so many tokens can be pinned now."""
+    def check(self, request: EngineRequest) -> None:
+        """Raise unless a request's prompt can be pinned now. Blocks that are pinned already, for a prompt that begins
+        alike, take no more room."""
         if not self._memory.is_caching:
             raise InvalidRequest("there is no prefix cache here to pin anything in")
+        num_tokens = len(request.prompt_ids)
         if num_tokens < BLOCK_TOKENS:
             raise InvalidRequest(
                 f"the prefix has {num_tokens} tokens; {BLOCK_TOKENS} are the least to pin", param="prompt"
             )
+        num_shared = self._num_shared(request)
         for group, window in enumerate(self._memory.windows):
             needed = num_tokens // BLOCK_TOKENS
             if window is not None:
                 needed -= first_seen(needed * BLOCK_TOKENS, window)
-            held = sum(1 for pin in self._pins.values() for block in pin.tables[group] if block != NULL_BLOCK)
-            if held + needed > self._limits[group]:
-                self._refuse(needed, held, self._limits[group])
+            else:
+                needed -= num_shared
+            held = {block for pin in self._pins.values() for block in pin.tables[group] if block != NULL_BLOCK}
+            if len(held) + needed > self._limits[group]:
+                self._refuse(needed, len(held), self._limits[group])
+
+    def _num_shared(self, request: EngineRequest) -> int:
+        """Blocks at the beginning of a prompt that one of the pins holds."""
+        most = 0
+        for pin in self._pins.values():
+            if pin.salt != request.cache_salt:
+                continue
+            num_blocks = min(len(pin.prompt_ids), len(request.prompt_ids)) // BLOCK_TOKENS
+            ends = range(BLOCK_TOKENS, num_blocks * BLOCK_TOKENS + 1, BLOCK_TOKENS)
+            # Alike up to one block means alike up to all before it.
+            count = bisect_left(ends, True, key=lambda end: pin.prompt_ids[:end] != request.prompt_ids[:end])
+            most = max(most, count)
+        return most
 
     def _refuse(self, needed: int, held: int, limit: int) -> None:
         message = (
@@ -76,7 +98,7 @@ class Pins:
     def add(self, sequence: Sequence, now: float) -> None:
         """Pin the prompt of a sequence, all of which is in memory. Raises like `check`."""
         request = sequence.group.request
-        self.check(len(request.prompt_ids))
+        self.check(request)
         tables = self._memory.pin(sequence.node)
         created = time.time()
         info = PinInfo(
@@ -85,7 +107,7 @@ class Pins:
             created_at=created,
             expires_at=created + request.pin_ttl,
         )
-        self._pins[request.id] = _Pin(info, now + request.pin_ttl, tables)
+        self._pins[request.id] = _Pin(info, now + request.pin_ttl, tables, request.prompt_ids, request.cache_salt)
 
     def drop(self, id: str) -> None:
         """What it pinned is cached like any other from now on. Unknown ids are ignored."""
