@@ -1,6 +1,6 @@
 """Speed of answers with speculation and without, in interleaved pairs.
 
-    python benchmarks/speculation.py MODEL.gguf --pairs 7
+    python benchmarks/speculation.py MODEL.gguf [--draft-model MODEL.gguf] --pairs 7
 
 Both engines run in this process, one at a time. Prompts are in the prefix cache after a first round that is not
 counted, so that times are those of decoding. Answers must be the same.
@@ -77,6 +77,7 @@ def works(vocab_size: int) -> list[Work]:
         Work("quoting", [quote], 150),
         Work("chat", [sky], 120),
         Work("chat, temperature 0.8", [sky], 120, 0.8),
+        Work("new code", ["Write a Python class for a bank account with deposit, withdraw and a history."], 120),
         Work("random tokens", [[source.randrange(1000, vocab_size) for _ in range(200)]], 120, 1.0),
         Work("chat, 4 streams", questions, 60),
         Work("code editing, 4 streams", [rewrite + "\n" * i for i in range(4)], 80),
@@ -94,9 +95,10 @@ def ask(llm: LLM, work: Work) -> tuple[list[tuple[int, ...]], float]:
     return [result.token_ids for result in results], sum(r.usage.completion_tokens for r in results) / seconds
 
 
-def drafts(llm: LLM) -> tuple[int, int]:
+def drafts(llm: LLM) -> tuple[int, ...]:
+    """Drafted and accepted tokens, of all and of the draft model's."""
     counters: Any = llm._service.engine.counters
-    return counters.drafted, counters.accepted
+    return counters.drafted, counters.accepted, counters.drafted_by_model, counters.accepted_by_model
 
 
 def measure(plain: LLM, drafting: LLM, work: Work, num_pairs: int) -> str:
@@ -110,31 +112,37 @@ def measure(plain: LLM, drafting: LLM, work: Work, num_pairs: int) -> str:
         ran = {llm: ask(llm, work) for llm in ((plain, drafting) if pair % 2 else (drafting, plain))}
         assert ran[plain][0] == ran[drafting][0] == expected
         speeds.append((ran[plain][1], ran[drafting][1]))
-    drafted, accepted = (after - then for after, then in zip(drafts(drafting), before, strict=True))
+    counts = [(after - then) / num_pairs for after, then in zip(drafts(drafting), before, strict=True)]
     num_tokens = sum(map(len, expected))
     ratio = statistics.median(after / then for then, after in speeds)
     without, with_drafts = (statistics.median(column) for column in zip(*speeds, strict=True))
     return (
         f"| {work.name} | {num_tokens} | {without:.1f} | {with_drafts:.1f} | {ratio:.2f}x | "
-        f"{drafted / num_pairs:.0f} / {accepted / num_pairs:.0f} |"
+        f"{counts[0]:.0f} / {counts[1]:.0f} | {counts[2]:.0f} / {counts[3]:.0f} |"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
+    parser.add_argument("--draft-model", default="")
+    parser.add_argument("--tokens", type=int, default=1000, help="of an answer, at most")
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--work", action="append", help="only kinds whose name has this in it; repeatable")
     args = parser.parse_args()
     settings: dict[str, Any] = {"in_process": True, "context": 2048, "threads": args.threads, "kv_memory": 256 << 20}
-    with LLM(args.model, speculation="off", **settings) as plain, LLM(args.model, **settings) as drafting:
+    with (
+        LLM(args.model, speculation="off", **settings) as plain,
+        LLM(args.model, draft_model=args.draft_model, **settings) as drafting,
+    ):
         vocab_size = plain._service.engine.info.vocab_size
         print(f"{Path(args.model).name}, median of {args.pairs} pairs\n")
-        print("| work | tokens | plain, tokens/s | drafts, tokens/s | ratio | drafted / accepted |")
-        print("| --- | --- | --- | --- | --- | --- |", flush=True)
+        print("| work | tokens | plain, tokens/s | drafts, tokens/s | ratio | drafted / accepted | of them by model |")
+        print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
         for work in works(vocab_size):
             if not args.work or any(part in work.name for part in args.work):
+                work = work._replace(max_tokens=min(work.max_tokens, args.tokens))
                 print(measure(plain, drafting, work, args.pairs), flush=True)
 
 

@@ -34,13 +34,13 @@ PAST = 0.8
 """At this share of the best speed, longer drafts are looked at no more."""
 READY = 16
 """Tokens that a shadow may lag behind and be caught up within the first run of a draft."""
-MARGIN = 1.5
+MARGIN = 2.5
 """How many times the reading of a text must be expected to be earned back."""
 ALLOWANCE, EARNED, MOST = 16.0, 0.02, 48.0
 """The purse: plain steps that it starts with, share of each step that is added, plain steps that it holds at most."""
 KNOWN = 12.0
 """Tokens drafted before what is seen of them is trusted more than the purse."""
-PROBE_DEPTH, PROBE_STEPS = 2, 4
+PROBE_DEPTH, PROBE_STEPS = 2, 8
 """A trial: so many steps with drafts of so many tokens."""
 FIRST_WAIT, LAST_WAIT = 32, 1024
 """Steps from one trial to the next, which double."""
@@ -259,19 +259,29 @@ class DraftPolicy:
         """A trial for one sequence, where it is time for one and the purse allows it."""
         if not rest or (self._trials == 0 and self._until_trial > 0):
             return None
-        one = [min(rest, key=lambda candidate: candidate.num_behind)]
-        rows = with_rows(shape, PROBE_DEPTH, 0)
-        seconds = self._first_run(one) + (PROBE_DEPTH - 1) * self._next_run(one)
-        more = seconds + self._pace.predict(rows) - self._pace.predict(shape)
+        one = min(rest, key=lambda candidate: candidate.num_behind)
+        more, loss = self._trial(shape, one)
         if self._trials == 0:
-            if (self._purse or 0.0) < PROBE_STEPS * more:
+            if (self._purse or 0.0) < loss or not self._is_possible(shape, one):
                 return None
             self._trials = PROBE_STEPS
             self._until_trial = self._wait = min(2 * self._wait, LAST_WAIT)
         if shape.num_tokens > 1 and self._pace.predict(shape) + more > within:
             return None
         self._trials -= 1
-        return self._commission(shape, one, 0.0, PROBE_DEPTH, spare)
+        return self._commission(shape, [one], 0.0, PROBE_DEPTH, spare)
+
+    def _trial(self, shape: Shape, one: Candidate) -> tuple[float, float]:
+        """Seconds that each step of a trial takes more, and those that the whole trial is expected to lose."""
+        runs = self._first_run([one]) + (PROBE_DEPTH - 1) * self._next_run([one])
+        more = runs + self._pace.predict(with_rows(shape, PROBE_DEPTH, 0)) - self._pace.predict(shape)
+        return more, PROBE_STEPS * max(more / 4, more - sum(one.gains[:PROBE_DEPTH]) * self._token_seconds)
+
+    def _is_possible(self, shape: Shape, one: Candidate) -> bool:
+        """Would drafts pay if all of them were right?"""
+        right = Candidate(one.sequence, 1, [1.0] * MAX_DEPTH)
+        without = Plan({}, float(shape.num_tokens), self._pace.predict(shape))
+        return self._deepest(shape, [right], without, math.inf).rate > LEAST_GAIN * without.rate
 
     def _read(
         self, drafting: Drafting, shape: Shape, candidates: list[Candidate], lookups: Plan, within: float
@@ -290,7 +300,7 @@ class DraftPolicy:
             sequence, start = candidate.sequence, candidate.sequence.num_tokens - candidate.num_behind
             cost = self._read_seconds(start, candidate.num_behind)
             is_earned = self._is_earned(candidate, saved, cost)
-            if seconds <= 0 or left <= 0 or not (is_earned or self._is_affordable(candidate, saved, cost)):
+            if seconds <= 0 or left <= 0 or not (is_earned or self._is_affordable(candidate, shape, cost)):
                 continue
             if (shadow := self.shadows.get(sequence) or self.shadows.start(sequence)) is None:
                 continue
@@ -310,10 +320,12 @@ class DraftPolicy:
         rest = max(self._mean_output - sequence.num_output, sequence.num_output / 2)
         return saved * min(sequence.max_length - sequence.num_tokens, rest) > MARGIN * cost
 
-    def _is_affordable(self, candidate: Candidate, saved: float, cost: float) -> bool:
+    def _is_affordable(self, candidate: Candidate, shape: Shape, cost: float) -> bool:
         """May it be read for finding out what drafts give?"""
-        known = self._guesses[_is_drawn(candidate.sequence)].places.num_seen >= KNOWN
-        return (self._until_trial <= 0 or (saved > 0 and not known)) and (self._purse or 0.0) > cost
+        if self._until_trial > 0 and self._guesses[_is_drawn(candidate.sequence)].places.num_seen >= KNOWN:
+            return False
+        _, loss = self._trial(shape, candidate)
+        return (self._purse or 0.0) > cost + loss and self._is_possible(shape, candidate)
 
     # while drafts are made
 
