@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pelton.engine import machine
-from pelton.engine.budget import MemoryNeeds, Wishes, divide, peak_blocks, required
+from pelton.engine.budget import DraftNeeds, MemoryNeeds, Wishes, divide, peak_blocks, required
 from pelton.errors import InsufficientMemory
 
 MIB = 1 << 20
@@ -49,6 +49,46 @@ def test_the_division_fits_and_holds_one_whole_context(windows, sizes, context, 
     assert min(context, 512) <= plan.context <= context
     for count, window in zip(plan.num_blocks, windows, strict=True):
         assert count - 1 >= peak_blocks(plan.context, window, 512)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from([(None,), (None, 512)]),
+    st.lists(st.integers(1000, 2_000_000), min_size=4, max_size=4),
+    st.integers(1, 40_000),
+    st.integers(1, 40_000),
+    st.integers(160 * MIB, 20_000 * MIB),
+    st.sampled_from([0, 20 * MIB, 300 * MIB]),
+    st.booleans(),
+)
+def test_a_draft_model_has_its_part(windows, sizes, context, draft_context, available, kv_memory, is_shared):
+    asked, drafting = (
+        needs(*sizes[: len(windows)], windows=windows),
+        needs(*sizes[2 : 2 + len(windows)], windows=windows),
+    )
+    draft = DraftNeeds(drafting, draft_context)
+    wishes = Wishes(context, kv_memory=kv_memory, swap_memory=64 * MIB, is_shared=is_shared)
+    least, usual = required(asked, wishes, draft)
+    try:
+        plan = divide(asked, wishes, available, draft)
+    except InsufficientMemory:
+        assert available < least or kv_memory
+        return
+    assert plan.draft is not None
+    assert available >= least
+    if available >= usual and not kv_memory:
+        assert plan.context >= wishes.usual_context
+    assert plan.total <= available
+    assert not kv_memory or plan.kv + plan.draft.kv <= kv_memory
+    assert min(context, draft_context, 512) <= plan.draft.context <= min(context, draft_context)
+    one = drafting.kv_of_one(min(context, draft_context, 512))
+    assert not kv_memory or plan.draft.kv <= max(kv_memory // 4, one)
+
+
+def test_a_model_that_does_not_fit_beside_its_draft_model_says_what_both_need():
+    draft = DraftNeeds(needs(MIB, weights=70 * MIB, arena=5 * MIB), 4096)
+    with pytest.raises(InsufficientMemory, match=r"100\.0 MiB for weights.*its draft model 70\.0 MiB and 5\.0 MiB"):
+        divide(needs(MIB), Wishes(4096), 150 * MIB, draft)
 
 
 def test_one_group_takes_all_of_its_budget():

@@ -82,7 +82,9 @@ class Simulation:
             assert shadow.num_computed + num_tokens <= len(shadow.tables[0]) * 32
             end = shadow.num_computed + num_tokens
             assert (end == sequence.num_tokens) == (sequence in drafting.depths)
-            run = Shape(*(a + b for a, b in zip(run, (num_tokens, end == sequence.num_tokens, end, end, 0), strict=True)))
+            run = Shape(
+                *(a + b for a, b in zip(run, (num_tokens, end == sequence.num_tokens, end, end, 0), strict=True))
+            )
             policy.shadows.memory.commit(shadow, num_tokens)
         active = dict.fromkeys(drafting.depths, 1.0)
         kinds: dict[Sequence, list[int]] = {sequence: [] for sequence in active}
@@ -134,16 +136,15 @@ def step(cost: str, streams: int) -> float:
     return COSTS[cost](shape)
 
 
-@pytest.mark.parametrize("streams", [1, 6])
-@pytest.mark.parametrize("share", [0.0, 0.4, 0.7, 0.85, 0.95])
-@pytest.mark.parametrize("weight", [0.1, 0.4, 1.2])
-@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("share", [0.0, 0.7, 0.95])
+@pytest.mark.parametrize(("weight", "streams"), [(0.1, 1), (0.4, 1), (1.2, 1), (0.1, 3)])
+@pytest.mark.parametrize("cost", ["small", "rows are free", "a cliff behind one"])
 def test_never_slower_than_plain(cost: str, share: float, weight: float, streams: int):
     """But for what finding out costs, once, at an engine's beginning."""
     engine = Simulation(cost, share, weight)
-    times = [engine.load(streams) for _ in range(6)]
-    assert sum(times[:3]) <= 3 * plain(cost, streams) / 0.97 + 17 * step(cost, streams)
-    assert sum(times[3:]) <= 3 * plain(cost, streams) / 0.95
+    times = [engine.load(streams) for _ in range(4)]
+    assert sum(times[:2]) <= 2 * plain(cost, streams) / 0.97 + 17 * step(cost, streams)
+    assert sum(times[2:]) <= 2 * plain(cost, streams) / 0.95
 
 
 @pytest.mark.parametrize("is_sure", [False, True])
@@ -160,9 +161,9 @@ def test_short_answers_to_long_prompts_are_not_worth_the_reading():
     for _ in range(3):
         engine.load()
     before = engine.policy.num_drafted  # type: ignore[union-attr]
-    times = [engine.load(num_output=8) for _ in range(80)]
-    assert sum(times[40:]) <= 40 * plain("bound by memory", 1, 8) / 0.95
-    assert engine.policy.num_drafted - before < 80 * 4  # type: ignore[union-attr]
+    times = [engine.load(num_output=8) for _ in range(60)]
+    assert sum(times[30:]) <= 30 * plain("bound by memory", 1, 8) / 0.95
+    assert engine.policy.num_drafted - before < 60 * 4  # type: ignore[union-attr]
 
 
 def test_a_model_that_ceases_to_be_right_is_left_alone_and_tried_again():
@@ -172,4 +173,4 @@ def test_a_model_that_ceases_to_be_right_is_left_alone_and_tried_again():
     slow = [engine.load() for _ in range(6)]
     assert sum(slow) <= 6 * plain("rows are free", 1) / 0.95
     engine.share = 0.95
-    assert min(engine.load() for _ in range(40)) < 1.3 * fast
+    assert min(engine.load() for _ in range(20)) < 1.3 * fast

@@ -42,6 +42,8 @@ KNOWN = 12.0
 """Tokens drafted before what is seen of them is trusted more than the purse."""
 PROBE_DEPTH, PROBE_STEPS = 2, 8
 """A trial: so many steps with drafts of so many tokens."""
+AGAIN = 3.0
+"""How many times what a trial takes must be in the purse, where it is not the first."""
 FIRST_WAIT, LAST_WAIT = 32, 1024
 """Steps from one trial to the next, which double."""
 PLACES = (0.7, 0.7, 0.7, 0.7)
@@ -322,10 +324,12 @@ class DraftPolicy:
 
     def _is_affordable(self, candidate: Candidate, shape: Shape, cost: float) -> bool:
         """May it be read for finding out what drafts give?"""
-        if self._until_trial > 0 and self._guesses[_is_drawn(candidate.sequence)].places.num_seen >= KNOWN:
+        is_known = self._guesses[_is_drawn(candidate.sequence)].places.num_seen >= KNOWN
+        if is_known and self._until_trial > 0:
             return False
         _, loss = self._trial(shape, candidate)
-        return (self._purse or 0.0) > cost + loss and self._is_possible(shape, candidate)
+        whole = (cost + loss) * (AGAIN if is_known else 1)
+        return (self._purse or 0.0) > whole and self._is_possible(shape, candidate)
 
     # while drafts are made
 
