@@ -63,7 +63,10 @@ class Simulation:
             drawing = [s for s, num_tokens in work.chunks.items() if num_tokens >= s.num_new]
             scheduler.commit(work, accepted)
             seconds += self.cost(shape) * (shape.num_tokens == shape.num_rows)
-            self.pace.observe(shape, self.noisy(self.cost(shape)))
+            took = self.noisy(self.cost(shape))
+            self.pace.observe(shape, took)
+            if self.policy is not None:
+                self.policy.stepped(shape, took)
             for sequence in drawing:
                 sequence.tokens.append(self.answers[sequence][sequence.num_output])
                 if sequence.num_output == num_output:

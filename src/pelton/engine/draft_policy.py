@@ -38,7 +38,11 @@ MARGIN = 2.5
 """How many times the reading of a text must be expected to be earned back."""
 ALLOWANCE, EARNED, MOST = 16.0, 0.02, 48.0
 """The purse: plain steps that it starts with, share of each step that is added, plain steps that it holds at most."""
-KNOWN = 12.0
+OUTLIER = 4.0
+"""A step counts for so many times what was expected of it at most."""
+REMINDER = 24
+"""After so many steps with drafts there is one without, so that it stays known what that takes."""
+KNOWN = 7.0
 """Tokens drafted before what is seen of them is trusted more than the purse."""
 PROBE_DEPTH, PROBE_STEPS = 2, 8
 """A trial: so many steps with drafts of so many tokens."""
@@ -125,11 +129,18 @@ class DraftPolicy:
         self._purse: float | None = None
         self._spent = 0.0
         """Seconds that this step takes more for its drafts."""
+        self._shape: Shape | None = None
+        """What the step under way would do without drafts."""
+        self._plains: dict[int, float] = {}
+        """Seconds of steps without drafts, by their number of tokens."""
+        self._has_drafts = False
+        """Did the draft model make drafts for it?"""
+        self._since_plain = 0
         self._token_seconds = 0.0
         """What an accepted token saves."""
         self._trials = 0
         """Steps that are left of a trial."""
-        self._until_trial = self._wait = FIRST_WAIT
+        self._until_trial, self._wait = 0, FIRST_WAIT
         self._mean_output = 100.0
 
     # what is decided before a step
@@ -137,10 +148,14 @@ class DraftPolicy:
     def plan(self, shape: Shape, sequences: Iterable[Sequence], lookups: Plan, spare: int) -> Drafting | None:
         """The draft model's part of a step that does `shape` without drafts, and `lookups` with those. None: it has
         none. A sequence that it drafts for does without its draft by lookup."""
-        plain = self._pace.predict(shape)
+        plain, self._shape = self._plain(shape), shape
         purse = self._settle(plain, shape.num_tokens)
         self.shadows.turn()
         self._until_trial -= 1
+        self._since_plain += 1
+        if self._since_plain > REMINDER:
+            self._since_plain = 0
+            return None
         if purse < 0:
             return None
         candidates = [each for sequence in sequences if (each := self._candidate(sequence, spare)) is not None]
@@ -151,6 +166,11 @@ class DraftPolicy:
         drafting = self._drafts_of(shape, ready, lookups, within, plain, spare) if ready else None
         self._read(drafting := drafting or Drafting(), shape, candidates, lookups, within)
         return drafting if drafting.chunks else None
+
+    def _plain(self, shape: Shape) -> float:
+        """What the step takes without drafts: as it did lately, with as many streams. Where all steps have drafts, the
+        target's pace cannot tell."""
+        return self._plains.get(shape.num_tokens) or self._pace.predict(shape)
 
     def _settle(self, plain: float, num_tokens: int) -> float:
         """What is in the purse after the last step."""
@@ -282,7 +302,7 @@ class DraftPolicy:
     def _is_possible(self, shape: Shape, one: Candidate) -> bool:
         """Would drafts pay if all of them were right?"""
         right = Candidate(one.sequence, 1, [1.0] * MAX_DEPTH)
-        without = Plan({}, float(shape.num_tokens), self._pace.predict(shape))
+        without = Plan({}, float(shape.num_tokens), self._plain(shape))
         return self._deepest(shape, [right], without, math.inf).rate > LEAST_GAIN * without.rate
 
     def _read(
@@ -293,7 +313,8 @@ class DraftPolicy:
         if not late:
             return
         option = self._deepest(shape, candidates, lookups, math.inf)
-        saved = 1 / lookups.rate - 1 / option.rate  # per token
+        rate = max(lookups.rate, shape.num_tokens / self._plain(shape))
+        saved = 1 / rate - 1 / option.rate  # per token
         seconds = within - self._pace.predict(shape)
         if drafting.chunks:
             seconds -= self._first_run(candidates)
@@ -324,9 +345,9 @@ class DraftPolicy:
 
     def _is_affordable(self, candidate: Candidate, shape: Shape, cost: float) -> bool:
         """May it be read for finding out what drafts give?"""
-        is_known = self._guesses[_is_drawn(candidate.sequence)].places.num_seen >= KNOWN
-        if is_known and self._until_trial > 0:
+        if self._until_trial > 0:
             return False
+        is_known = self._guesses[_is_drawn(candidate.sequence)].places.num_seen >= KNOWN
         _, loss = self._trial(shape, candidate)
         whole = (cost + loss) * (AGAIN if is_known else 1)
         return (self._purse or 0.0) > whole and self._is_possible(shape, candidate)
@@ -355,11 +376,19 @@ class DraftPolicy:
     def drafted(self, drafting: Drafting, shape: Shape, kinds: dict[Sequence, list[int]]) -> None:
         """The drafts are made, and `kinds` tell how sure their tokens are; the step does `shape` beside them."""
         self._drafts = {sequence: each for sequence, each in kinds.items() if each}
-        num_rows = sum(map(len, kinds.values()))
-        rows = with_rows(shape, num_rows, shape.num_pairs // shape.num_tokens)
-        self._spent += (
-            max(0.0, drafting.seconds - drafting.earned) + self._pace.predict(rows) - self._pace.predict(shape)
-        )
+        self._has_drafts = bool(self._drafts)
+        self._spent += max(0.0, drafting.seconds - drafting.earned)
+
+    def stepped(self, shape: Shape, seconds: float) -> None:
+        """The target's step took so long: what that is over a plain one has been spent on drafts, if it had any."""
+        if shape == self._shape:
+            known = self._plains.get(shape.num_tokens, seconds)
+            self._plains[shape.num_tokens] = known + (min(seconds, OUTLIER * known) - known) / 4
+            self._since_plain = 0
+        elif self._has_drafts and self._shape is not None:
+            plain = self._plain(self._shape)
+            self._spent += min(seconds, OUTLIER * max(plain, self._pace.predict(shape))) - plain
+        self._shape, self._has_drafts = None, False
 
     def tell(self, sequence: Sequence, num_accepted: int) -> None:
         """A sequence keeps so many tokens of its draft."""

@@ -184,7 +184,10 @@ class Engine:
             self._last_end = None  # nothing ran: what comes next does not follow at once
             return
         ended = self._clock()
-        self.pace.observe(shape, ended - drafting - (began if self._last_end is None else self._last_end))
+        seconds = ended - drafting - (began if self._last_end is None else self._last_end)
+        self.pace.observe(shape, seconds)
+        if self._draft_model is not None:
+            self._draft_model.policy.stepped(shape, seconds)
         self._last_end = ended if self.scheduler.has_work else None
         self._counters.steps += 1
 
