@@ -290,3 +290,17 @@ def test_keys(service):
         ):
             client.messages.create(**CHAT)
         assert caught.value.type == "authentication_error"
+
+
+def test_models(client):
+    (listed,) = client.models.list()
+    assert listed == client.models.retrieve("scripted")
+    assert (listed.id, listed.type, listed.display_name, listed.lifecycle) == (
+        "scripted",
+        "model",
+        "scripted",
+        "active",
+    )
+    assert (listed.created_at.timestamp(), listed.max_input_tokens) == (1, 99)
+    with pytest.raises(anthropic.NotFoundError, match="no model"):
+        client.models.retrieve("other")

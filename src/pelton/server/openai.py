@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -76,7 +77,9 @@ def dialect(models: Models) -> Dialect:
         return await answer(models, http, reply, _prompts(base, body.prompt))
 
     async def listing(_: HTTPRequest) -> Response:
-        return JSON(wire.ModelList(data=[_card(card) for card in await models.models()]))
+        cards = [_card(card) for card in await models.models()]
+        first, last = (cards[0].id, cards[-1].id) if cards else (None, None)
+        return JSON(wire.ModelList(data=cards, first_id=first, last_id=last))
 
     async def model(http: HTTPRequest) -> Response:
         return JSON(_card(await models.model(http.path_params["name"])))
@@ -221,4 +224,12 @@ def _prompts(base: Request, prompt: str | list[str | int | list[int]]) -> list[R
 
 
 def _card(card: ModelCard) -> wire.ModelCard:
-    return wire.ModelCard(id=card.id, created=card.created, max_model_len=card.context, weight_bytes=card.weight_bytes)
+    return wire.ModelCard(
+        id=card.id,
+        created=card.created,
+        max_model_len=card.context,
+        weight_bytes=card.weight_bytes,
+        display_name=card.id,
+        created_at=datetime.fromtimestamp(card.created, UTC),
+        max_input_tokens=card.context,
+    )

@@ -7,6 +7,7 @@ nothing: any other value is refused, never ignored.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -401,6 +402,12 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int | None = None
     object: str = "model"
     owned_by: str = "pelton"
+    # as Anthropic's clients read it
+    type: str = "model"
+    display_name: str
+    created_at: datetime
+    max_input_tokens: int | None = None
+    lifecycle: str = "active"
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -408,6 +415,10 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
     data: list[ModelCard]
     object: str = "list"
+    # as Anthropic's clients read it
+    has_more: bool = False
+    first_id: str | None
+    last_id: str | None
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
