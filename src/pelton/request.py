@@ -161,6 +161,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | None = None
     prompt_ids: tuple[int, ...] | None = None
     sampling: SamplingParams = SamplingParams()
+    left_open: tuple[str, ...] = ()
+    """Fields of `sampling` that the client has not set: parameters that the model's name brings along stand in for
+    them."""
+    chat_template: str | None = None
+    """In place of the model's own, in Jinja."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     tools: tuple[Tool, ...] = ()

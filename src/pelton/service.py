@@ -23,7 +23,7 @@ from pelton.engine.client import error_of
 from pelton.engine.protocol import Counters, EngineInfo, PinInfo, Vocabulary
 from pelton.errors import ContextLengthExceeded, InvalidRequest
 from pelton.request import EngineRequest, ErrorEvent, Event, Grammar, Message, Request, SamplingParams, TextEvent
-from pelton.text.chat import ChatTemplate
+from pelton.text.chat import ChatTemplate, with_template
 from pelton.text.disguise import strings
 from pelton.text.enforcement import enforcement_of
 from pelton.text.infill import File, Infill
@@ -36,6 +36,7 @@ from pelton.text.tools.prompt import template_form, told_in_text
 from pelton.text.words import TokenSearch, spellings
 
 if TYPE_CHECKING:
+    from pelton.hub.preset import Preset
     from pelton.text.tokenizer import Tokenizer
 
 MAX_PRIORITY = 1 << 31
@@ -44,6 +45,10 @@ MIN_TTL, MAX_TTL = 1, 7 * 24 * 3600
 """Seconds that a prompt may be pinned."""
 MAX_GRAMMAR = 128 << 10
 """Characters of a schema or a grammar: what is longer takes seconds to compile, and longer masks."""
+
+
+MAX_TEMPLATE = 64 << 10
+"""Characters of a request's own chat template."""
 
 
 class Engine(Protocol):
@@ -111,14 +116,17 @@ class Service:
         metadata: Mapping[str, Any],
         engine: Engine,
         tool_dialect: str = "auto",
+        preset: Preset | None = None,
     ) -> None:
-        """`tool_dialect`: how the model writes tool calls, as in the settings."""
+        """`tool_dialect`: how the model writes tool calls, as in the settings. `preset`: what its name brings along;
+        the template of that stands in `metadata`."""
         self.name = name
         self.path = path
         self.tokenizer = tokenizer
         self.engine = engine
         self._metadata = metadata
         self._tool_dialect = tool_dialect
+        self._preset = preset
         self._template: ChatTemplate | None = None
         self._search = TokenSearch(tokenizer)
 
@@ -144,11 +152,11 @@ class Service:
 
     async def encode(self, request: Request) -> list[int]:
         """The prompt's ids, begin token included. A `prompt` is plain text: control tokens in it stay text."""
-        return (await self._prompt(request)).ids
+        return (await self._prompt(self._as_meant(request))).ids
 
     async def render(self, request: Request) -> str:
         """A chat as its template writes it, control tokens by their names."""
-        return (await self._prompt(request)).text
+        return (await self._prompt(self._as_meant(request))).text
 
     async def encode_text(self, text: str, *, add_special: bool, is_marked: bool) -> list[int]:
         """The ids of a text. `add_special`: with the tokens that the model wants around it. `is_marked`: names of
@@ -190,6 +198,7 @@ class Service:
 
         `max_tokens` over what the context has left is cut to that; the choice then ends with reason "length".
         """
+        request = self._as_meant(request)
         check_sampling(request.sampling, self.vocab_size)
         if request.sampling.max_tokens == 0 and request.sampling.prompt_logprobs is None and not request.echo:
             raise InvalidRequest("max_tokens 0 asks for no answer, and nothing about the prompt", param="max_tokens")
@@ -258,6 +267,9 @@ class Service:
         """Pin the prompt of that request no longer."""
         self.engine.unpin(request_id)
 
+    def _as_meant(self, request: Request) -> Request:
+        return request if self._preset is None else self._preset.applied(request)
+
     async def _prepare(self, grammar: Grammar | None, sampling: SamplingParams) -> None:
         """Before a request whose tokens are constrained."""
         param = "reasoning_budget" if grammar is None else grammar.param
@@ -309,13 +321,12 @@ class Service:
         tools = request.tools if request.tool_choice.mode != "none" else ()
         forms = [template_form(tool) for tool in tools]
         self._check_chat(request.messages, forms, request)
-        if self._template is None:
-            self._template = ChatTemplate.from_metadata(self._metadata, self.tokenizer)
-        source = self._template.source(has_tools=bool(tools))
+        template = self._template_of(request)
+        source = template.source(has_tools=bool(tools))
         tags = tags_of(source, self.tokenizer.control_texts)
         switches = switches_of(source, tags, request)
         knows_tools = shows_tools(source)
-        prompt = self._template.render(
+        prompt = template.render(
             request.messages if knows_tools else told_in_text(request.messages, tools),
             tools=forms if knows_tools else None,
             add_generation_prompt=request.add_generation_prompt,
@@ -333,6 +344,16 @@ class Service:
             names=choice.names or [tool.name for tool in tools],
         )
         return _Prompt(self.tokenizer.encode_segments(prompt.segments), form, switches.warnings, prompt.text)
+
+    def _template_of(self, request: Request) -> ChatTemplate:
+        if request.chat_template is not None:
+            if len(request.chat_template) > MAX_TEMPLATE:
+                message = f"template has {len(request.chat_template)} characters, over {MAX_TEMPLATE}"
+                raise InvalidRequest(message, param="template")
+            return ChatTemplate.from_metadata(with_template(self._metadata, request.chat_template), self.tokenizer)
+        if self._template is None:
+            self._template = ChatTemplate.from_metadata(self._metadata, self.tokenizer)
+        return self._template
 
     def _dialect(self, template: str) -> Dialect:
         return dialect_of(template) if self._tool_dialect == "auto" else DIALECTS[self._tool_dialect]

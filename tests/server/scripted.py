@@ -18,8 +18,8 @@ import uvicorn
 from pelton.checks import check_range
 from pelton.config import ServerConfig
 from pelton.engine.protocol import Counters, EngineInfo, PinInfo
-from pelton.errors import ModelNotFound, PeltonError
-from pelton.pool import Memory, ModelCard, Resident, StoredModel
+from pelton.errors import InvalidRequest, ModelNotFound, PeltonError
+from pelton.pool import Memory, ModelCard, Pool, Preset, Resident, StoredModel
 from pelton.request import ChoiceEvent, Request, TextDelta, TextDone, TextEvent, TextFinish, TokenText, Usage
 from pelton.server.app import App
 from pelton.server.protocol import bounded_protocol
@@ -74,6 +74,7 @@ class ScriptedService:
     """Seconds before the first word."""
     name: str = "scripted"
     fingerprint: str = "fp-test"
+    context: int = 99
     engine: ScriptedEngine = field(default_factory=ScriptedEngine)
     queued: float = 0.0
     requests: list[Request] = field(default_factory=list)
@@ -173,10 +174,14 @@ class ScriptedPool:
     is_closed: bool = False
 
     num_users: int = 0
+    unloaded: list[str] = field(default_factory=list)
+    kept: list[float | None] = field(default_factory=list)
+    """`keep_alive` of each use."""
 
     @contextlib.asynccontextmanager
     async def use(self, name: str, *, keep_alive: float | None = None) -> AsyncIterator[ScriptedService]:
         await self.model(name)
+        self.kept.append(keep_alive)
         self.num_users += 1
         try:
             yield self.service
@@ -210,8 +215,42 @@ class ScriptedPool:
     async def available(self) -> list[StoredModel]:
         return []
 
+    async def details(self, name: str) -> StoredModel:
+        await self.model(name)
+        return StoredModel(
+            name="scripted", source="a test", size=7, digest="ab", modified_at=1.0, family="llama",
+            parameters=1_500_000, quantization="Q4_0", context=99, has_chat_template=True, license=None,
+        )  # fmt: skip
+
+    async def metadata(self, name: str) -> dict[str, object]:
+        await self.model(name)
+        return {"general.architecture": "llama"}
+
+    async def pull(self, name: str, report: object) -> StoredModel:
+        return await self.details(name)
+
+    async def create(self, name: str, base: str, preset: Preset) -> None:
+        await self.model(base)
+
+    async def create_of_blob(self, name: str, file: str, sha256: str, preset: Preset) -> None:
+        raise InvalidRequest("there is no such blob")
+
+    async def copy(self, source: str, destination: str) -> None:
+        await self.model(source)
+
+    async def delete(self, name: str) -> None:
+        await self.model(name)
+
+    async def has_blob(self, sha256: str) -> bool:
+        return False
+
+    async def take_blob(self, sha256: str, chunks: AsyncIterator[bytes], size: int | None) -> None:
+        async for _ in chunks:
+            pass
+
     async def unload(self, name: str) -> None:
         await self.model(name)
+        self.unloaded.append(name)
 
     def services(self) -> list[ScriptedService]:
         return [self.service]
@@ -220,13 +259,18 @@ class ScriptedPool:
         self.is_closed = True
 
 
-@contextlib.contextmanager
-def serving(service: ScriptedService, **settings: object) -> Iterator[str]:
+def serving(service: ScriptedService, **settings: object) -> contextlib.AbstractContextManager[str]:
     """The address of a server over the service, running in a thread."""
+    return serving_pool(ScriptedPool(service), **settings)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def serving_pool(pool: Pool, **settings: object) -> Iterator[str]:
+    """The address of a server over the pool, running in a thread."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     config = ServerConfig(**settings)  # type: ignore[arg-type]
-    app = App(ScriptedPool(service), config)  # type: ignore[arg-type]
+    app = App(pool, config)
     http = bounded_protocol(config.header_timeout, config.max_headers)
     server = uvicorn.Server(uvicorn.Config(app.guard, http=http, log_level="error", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

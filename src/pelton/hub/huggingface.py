@@ -164,7 +164,9 @@ def _downloader(url: str, info: FileInfo, repo: str) -> Callable[[Path, Report],
         from huggingface_hub import get_session, get_token
 
         def tell(done: int) -> None:
-            report(Progress(source=repo, phase="download", file=info.name, done=done, total=info.size))
+            report(
+                Progress(source=repo, phase="download", file=info.name, sha256=info.sha256, done=done, total=info.size)
+            )
 
         token = get_token()
         headers = {"Authorization": f"Bearer {token}"} if token else {}

@@ -88,7 +88,7 @@ def _fetch(file: RemoteFile, store: Store, label: str, progress: Report) -> None
     info = file.info
 
     def verifying(done: int, total: int) -> None:
-        progress(Progress(source=label, phase="verify", file=info.name, done=done, total=total))
+        progress(Progress(source=label, phase="verify", file=info.name, sha256=info.sha256, done=done, total=total))
 
     if store.has(info.sha256, verifying):
         return

@@ -23,6 +23,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase
     """wait: another process fetches the same file. failed: `detail` says why; the next source follows."""
     file: str = ""
+    sha256: str = ""
+    """That the file must have."""
     done: int = 0
     total: int | None = None
     detail: str = ""

@@ -30,6 +30,7 @@ from pelton.errors import FormatError, HubError, ModelNotFound
 from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.digest import Digest, of_model
 from pelton.hub import catalogue
+from pelton.hub.preset import Preset
 
 FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=200)]
 """A name without a path."""
@@ -51,6 +52,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     source: str
     files: Annotated[tuple[StoredFile, ...], msgspec.Meta(min_length=1)]
+    preset: Preset | None = None
+    """What it brings along besides them."""
 
     @property
     def size(self) -> int:
@@ -164,10 +167,10 @@ class Store:
         partial.replace(blob)
         scratch_path(partial).unlink(missing_ok=True)
 
-    def add(self, name: str, source: str, files: Sequence[tuple[str, str]]) -> Entry:
+    def add(self, name: str, source: str, files: Sequence[tuple[str, str]], preset: Preset | None = None) -> Entry:
         """Gives a name to blobs that are there, as (file name, digest). Only for who holds their locks."""
         stored = tuple(_stat(self.blob(sha256), file, sha256) for file, sha256 in files)
-        entry = Entry(name=name, source=source, files=stored)
+        entry = Entry(name=name, source=source, files=stored, preset=preset)
         if len(stored) > 1:
             self._link(stored)
         self._write(entry)
@@ -176,13 +179,19 @@ class Store:
     def copy(self, source: str, destination: str) -> Entry:
         """Gives the files of `source` one more name; what had it before loses it. Raises ModelNotFound for a source
         that is not here, or a destination that cannot be a name."""
+        return self.derive(destination, self.show(source), self.show(source).preset)
+
+    def derive(self, destination: str, base: Entry, preset: Preset | None) -> Entry:
+        """Gives the files of a model one more name, which brings along `preset`; what had it before loses it. Raises
+        ModelNotFound for what cannot be a name, or where the files have gone."""
         canonical = catalogue.canonical(destination)
-        files = self.show(source).files
         with suppress(ModelNotFound):
-            if self.show(canonical).files != files:
+            if [file.sha256 for file in self.show(canonical).files] != [file.sha256 for file in base.files]:
                 self.remove(canonical)
-        with self.lock([file.sha256 for file in files]):
-            entry = msgspec.structs.replace(self.show(source), name=canonical)
+        with self.lock([file.sha256 for file in base.files]):
+            if not all(self.blob(file.sha256).is_file() for file in base.files):
+                raise _not_here(base.name)
+            entry = msgspec.structs.replace(base, name=canonical, preset=preset)
             self._write(entry)
         return entry
 

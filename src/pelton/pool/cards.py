@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from pelton.hub.preset import Preset
 from pelton.hub.source import Progress
 
 
@@ -92,5 +93,9 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
     """What it was trained for, in tokens."""
     has_chat_template: bool
     license: str | None
+    capabilities: tuple[str, ...] = ()
+    """In Ollama's words: completion, tools, thinking, insert."""
+    preset: Preset | None = None
+    """What its name brings along besides its files."""
     problem: str | None = None
     """Why it cannot be served, where that can be seen."""

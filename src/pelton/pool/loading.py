@@ -11,12 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import msgspec
+
 from pelton.config import HubConfig
 from pelton.engine.client import EngineClient
 from pelton.engine.link import Opening
 from pelton.errors import ConfigError, FormatError
 from pelton.formats.digest import FileDigest
-from pelton.hub import digests
+from pelton.hub import catalogue, digests
+from pelton.hub.preset import Preset
 from pelton.hub.pull import pull
 from pelton.hub.store import Store
 from pelton.pool.cards import Report
@@ -31,11 +34,13 @@ T = TypeVar("T")
 
 
 class Found(NamedTuple):
-    """A model's file, that of its draft model, if it has one, and the digests that are known of them."""
+    """A model's file, that of its draft model, if it has one, the digests that are known of them, and what the model's
+    name brings along."""
 
     path: Path
     known: tuple[FileDigest, ...]
     draft_path: Path | None = None
+    preset: Preset | None = None
 
 
 async def find(spec: ModelSpec, hub: HubConfig, report: Report, *, may_fetch: bool) -> Found:
@@ -49,9 +54,12 @@ async def open_model(
     """Load a model. Raises what went wrong; nothing is left of it then."""
     path = found.path
     store = Store(hub)
+    preset, settings = found.preset, spec.engine
+    if preset is not None and preset.context is not None and not settings.context:
+        settings = msgspec.structs.replace(settings, context=preset.context)
     client = EngineClient(
         path,
-        spec.engine,
+        settings,
         in_process=in_process,
         draft_path=found.draft_path,
         known=found.known,
@@ -73,8 +81,11 @@ async def open_model(
         await to_its_end(_give_back(start, client))
         raise
     from pelton.service import Service
+    from pelton.text.chat import with_template
 
-    return Service(spec.name, path, tokenizer, opened.metadata, client, spec.text.tool_dialect)
+    own = preset.template if preset is not None else None
+    metadata = opened.metadata if own is None else with_template(opened.metadata, own)
+    return Service(spec.name, path, tokenizer, metadata, client, spec.text.tool_dialect, preset)
 
 
 async def _give_back(start: asyncio.Task[None], client: EngineClient) -> None:
@@ -121,12 +132,14 @@ def _find_both(spec: ModelSpec, hub: HubConfig, report: Report | None) -> Found:
     if not draft:
         return found
     drafting = _find(draft, hub, report)
-    return Found(found.path, (*found.known, *drafting.known), drafting.path)
+    return Found(found.path, (*found.known, *drafting.known), drafting.path, found.preset)
 
 
 def _find(model: str, hub: HubConfig, report: Report | None) -> Found:
-    path = Store(hub).resolve(model) if report is None else pull(model, hub, report)
-    return Found(path, digests.known(path, hub))
+    store = Store(hub)
+    path = store.resolve(model) if report is None else pull(model, hub, report)
+    preset = None if catalogue.local_file(model) else store.show(model).preset
+    return Found(path, digests.known(path, hub), preset=preset)
 
 
 def _remember(files: tuple[FileDigest, ...], hub: HubConfig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,10 @@ from pelton.config import Config
 from pelton.engine import machine
 from pelton.engine.link import Opening
 from pelton.engine.protocol import Needs
-from pelton.errors import ModelNotFound, Overloaded, QueueTimeout, Unavailable
+from pelton.errors import HubError, InvalidRequest, ModelNotFound, Overloaded, QueueTimeout, Unavailable
+from pelton.hub.preset import Preset
 from pelton.hub.source import Progress
-from pelton.pool import loading
+from pelton.pool import loading, uploads
 from pelton.pool.cards import Loading, Memory, ModelCard, Report, Resident, StoredModel
 from pelton.pool.hold import Hold
 from pelton.pool.room import Room, make_room
@@ -134,11 +135,17 @@ class Pool:
         return await asyncio.to_thread(self._shelf.models)
 
     async def details(self, name: str) -> StoredModel:
-        """One of the store's models. Raises `ModelNotFound`."""
+        """One of the store's models, or one that has a name here. Raises `ModelNotFound`."""
+        if spec := self._names.find(name):
+            found = await asyncio.to_thread(self._shelf.source, spec.model)
+            return msgspec.structs.replace(found, name=spec.name)
         return await asyncio.to_thread(self._shelf.model, name)
 
     async def metadata(self, name: str) -> Mapping[str, Any]:
-        """All that the file of one of the store's models says of it. Raises `ModelNotFound`."""
+        """All that such a model's file says of it, with the template that its name brings along. Raises
+        `ModelNotFound`."""
+        if spec := self._names.find(name):
+            return await asyncio.to_thread(self._shelf.source_metadata, spec.model)
         return await asyncio.to_thread(self._shelf.metadata, name)
 
     async def pull(self, name: str, report: Report = _nobody) -> StoredModel:
@@ -157,6 +164,34 @@ class Pool:
         Raises `ModelNotFound`."""
         removed = await asyncio.to_thread(self._shelf.remove, name)
         self._forget(removed)
+
+    async def create(self, name: str, base: str, preset: Preset) -> None:
+        """Give a model of the store one more name, which brings along a preset over what the model's own does. What had
+        that name before loses it. Raises `ModelNotFound`, or `InvalidRequest` for the preset."""
+        await asyncio.to_thread(self._shelf.create, name, base, preset)
+        self._forget(name)
+
+    async def create_of_blob(self, name: str, file: str, sha256: str, preset: Preset) -> None:
+        """Give a file that was sent a name. Raises `InvalidRequest` where there is none of that digest, or
+        `FormatError`."""
+        await asyncio.to_thread(self._shelf.create_of_blob, name, file, sha256, preset)
+        self._forget(name)
+
+    async def has_blob(self, sha256: str) -> bool:
+        """Is a file of that digest in the store?"""
+        return await asyncio.to_thread(self._shelf.has_blob, sha256)
+
+    async def take_blob(self, sha256: str, chunks: AsyncIterable[bytes], size: int | None) -> None:
+        """Bring a file to the store. `size`: bytes that it will have, where that is known. Raises `InvalidRequest`
+        where the digest is another, or the disk too full."""
+        path = await asyncio.to_thread(self._shelf.new_blob)
+        try:
+            await uploads.gather(path, chunks, size)
+            await asyncio.to_thread(self._shelf.take_blob, path, sha256)
+        except HubError as error:
+            raise InvalidRequest(error.message, param="digest") from None
+        finally:
+            path.unlink(missing_ok=True)
 
     async def close(self) -> None:
         """End all engines; loads under way are given up. May be called twice."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, Protocol
 
+import msgspec
 from starlette.requests import Request as HTTPRequest
 from starlette.types import ASGIApp
 
@@ -15,6 +16,7 @@ from pelton.errors import InternalError, InvalidRequest, PeltonError
 from pelton.folding import Choice, summed
 from pelton.request import (
     Request,
+    SamplingParams,
     TextDelta,
     TextDone,
     TextEvent,
@@ -27,7 +29,7 @@ from pelton.request import (
 )
 from pelton.server.context import current
 from pelton.server.models import Models
-from pelton.server.wire import JSON, Closing, EventStream, unless_gone
+from pelton.server.wire import EVENTS, JSON, Closing, EventStream, unless_gone
 
 MAX_CHOICES = 1024
 """Of one answer."""
@@ -47,7 +49,7 @@ class Reply(Protocol):
     fingerprint: str | None
     """Set once the model's service is known; None while its file's digest is not."""
     keep_alive: bytes
-    """What a stream says while nothing comes."""
+    """What a stream says while nothing comes; empty where the dialect has no words for that."""
 
     def opening(self, index: int) -> bytes:
         """What a stream begins with for this choice."""
@@ -82,6 +84,7 @@ class Reply(Protocol):
         ...
 
 
+_SAMPLING = frozenset(field.name for field in msgspec.structs.fields(SamplingParams))
 MAX_IGNORED = 32
 """Names of ignored fields that an answer lists: a dialect's chunks may repeat them."""
 
@@ -98,15 +101,33 @@ def ignored_params(extras: dict[str, Any], not_offered: Mapping[str, Sequence[An
     return ignored[:MAX_IGNORED] + more
 
 
+def left_open(given: Iterable[str]) -> tuple[str, ...]:
+    """`Request.left_open` of one whose client has set these fields of `SamplingParams`."""
+    return tuple(sorted(_SAMPLING.difference(given)))
+
+
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """A call's arguments as an object. What is none, cut or broken, stands inside one under the name that Anthropic's
+    guide to streaming proposes."""
+    try:
+        given = msgspec.json.decode(arguments or "{}")
+    except msgspec.DecodeError:
+        given = None
+    return given if isinstance(given, dict) else {"INVALID_JSON": arguments}
+
+
 async def answer(
     models: Models,
     http: HTTPRequest,
     reply: Reply,
     requests: Sequence[Request],
     after: Callable[[], Awaitable[None]] | None = None,
+    *,
+    media_type: str = EVENTS,
 ) -> ASGIApp:
     """Start all requests, which share one answer. What is wrong with them is raised here, before any status line.
-    `after` is awaited when the answer is out or has failed; the model is in use until then."""
+    `after` is awaited when the answer is out or has failed; the model is in use until then. `media_type`: of a
+    stream."""
     count = len(requests) * reply.num_choices
     if count > MAX_CHOICES:
         message = f"{len(requests)} prompts with n of {reply.num_choices} each are {count} choices, over {MAX_CHOICES}"
@@ -125,11 +146,16 @@ async def answer(
         chunks = _chunks(reply, events, count)
         # The model is in use until the stream has ended.
         return EventStream(
-            chunks, lambda error: reply.failure(_known(error)), stack.pop_all().aclose, keep_alive=reply.keep_alive
+            chunks,
+            lambda error: reply.failure(known(error)),
+            stack.pop_all().aclose,
+            keep_alive=reply.keep_alive,
+            media_type=media_type,
         )
 
 
-def _known(error: Exception) -> PeltonError:
+def known(error: Exception) -> PeltonError:
+    """The error as clients may see it."""
     if isinstance(error, PeltonError):
         return error
     log.error("an answer failed inside the server", exc_info=error)

@@ -15,7 +15,7 @@ from pelton import structured
 from pelton.errors import InvalidRequest
 from pelton.request import Grammar, Request, SamplingParams
 from pelton.server import anthropic_types as wire
-from pelton.server.answer import answer, ignored_params
+from pelton.server.answer import answer, ignored_params, left_open
 from pelton.server.anthropic_cache import Keeper, kept, marked
 from pelton.server.anthropic_prompt import prompt
 from pelton.server.anthropic_reply import MessageReply, error_body, error_status
@@ -82,6 +82,9 @@ def dialect(models: Models) -> Dialect:
     )
 
 
+_SAMPLING = ("temperature", "top_p", "top_k", "seed")
+
+
 def _request(body: wire.MessagesRequest) -> Request:
     if body.thread:
         raise ThreadsNotOffered("this server holds no chats: send all messages, without thread", param="thread")
@@ -91,6 +94,7 @@ def _request(body: wire.MessagesRequest) -> Request:
         prompt(body),
         id=f"msg_{secrets.token_hex(12)}",
         sampling=_sampling(body),
+        left_open=_left_open(body),
         grammar=_grammar(body),
         user=None if body.metadata is None else body.metadata.user_id,
         priority=body.priority or 0,
@@ -101,9 +105,13 @@ def _request(body: wire.MessagesRequest) -> Request:
 
 
 def _sampling(body: wire.MessagesRequest) -> SamplingParams:
-    names = ("temperature", "top_p", "top_k", "seed")
-    given: dict[str, Any] = {name: value for name in names if (value := getattr(body, name)) is not None}
+    given: dict[str, Any] = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
     return SamplingParams(max_tokens=body.max_tokens, stop=tuple(body.stop_sequences or ()), **given)
+
+
+def _left_open(body: wire.MessagesRequest) -> tuple[str, ...]:
+    given = {"max_tokens", *(name for name in _SAMPLING if getattr(body, name) is not None)}
+    return left_open(given | {"stop"} if body.stop_sequences is not None else given)
 
 
 def _grammar(body: wire.CountRequest) -> Grammar | None:

@@ -19,7 +19,7 @@ from pelton.request import (
     Usage,
 )
 from pelton.server import anthropic_types as wire
-from pelton.server.answer import ToolCallEvent, ignored_params
+from pelton.server.answer import ToolCallEvent, arguments_object, ignored_params
 from pelton.server.anthropic_cache import Kept
 from pelton.server.anthropic_prompt import signature
 from pelton.server.context import current
@@ -176,7 +176,7 @@ class MessageReply:
                 shown = part.text if self._shows_thoughts else ""
                 return wire.Thought(thinking=shown, signature=signature(part.text, is_shown=self._shows_thoughts))
             case ToolCallBegin(id=id, name=name):
-                return wire.ToolUse(id=id, name=name, input=_input(part.text))
+                return wire.ToolUse(id=id, name=name, input=arguments_object(part.text))
 
     # both
 
@@ -227,13 +227,3 @@ def _empty(kind: Literal["content", "reasoning"]) -> wire.AnswerBlock:
 
 def _stop(finish: TextFinish) -> str | None:
     return finish.stop if isinstance(finish.stop, str) else None
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object. What is none, cut or broken, stands inside one under the name that Anthropic's
-    guide to streaming proposes."""
-    try:
-        given = msgspec.json.decode(arguments or "{}")
-    except msgspec.DecodeError:
-        given = None
-    return given if isinstance(given, dict) else {"INVALID_JSON": arguments}

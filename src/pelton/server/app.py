@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from pelton.config import ServerConfig
 from pelton.errors import ConfigError, InternalError, InvalidRequest, PeltonError
 from pelton.pool import Pool
-from pelton.server import anthropic, llamacpp, openai, openapi, prefix_cache, residents, tgi
+from pelton.server import anthropic, llamacpp, ollama, openai, openapi, prefix_cache, residents, tgi
 from pelton.server.body import Bounds
 from pelton.server.guard import Guard
 from pelton.server.keys import KeyRing, KeyStore, given_keys
@@ -61,6 +61,7 @@ class App:
             openai.dialect(models),
             anthropic.dialect(models),
             llamacpp.dialect(models),
+            ollama.dialect(models),
             tgi.dialect(models),
         )
         self._dialects = dialects

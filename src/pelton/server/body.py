@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope
@@ -30,10 +31,11 @@ class Bounds:
         """Wait for no body from now on: one that never comes could keep the server from ending."""
         self._drains.set()
 
-    def bound(self, scope: Scope, receive: Receive) -> Receive:
+    def bound(self, scope: Scope, receive: Receive, *, is_file: bool = False) -> Receive:
         """`receive`, which refuses a body that is over the bound, says its header or not, one that has not come in its
-        time, and one that is still to come when the server drains."""
-        if (told := Headers(scope=scope).get("content-length", "")).isdigit() and int(told[:20]) > self._max_bytes:
+        time, and one that is still to come when the server drains. `is_file`: it may be of any size."""
+        max_bytes = math.inf if is_file else self._max_bytes
+        if (told := Headers(scope=scope).get("content-length", "")).isdigit() and int(told[:20]) > max_bytes:
             raise self._too_large()
         num_bytes = 0
         is_complete = False
@@ -47,7 +49,7 @@ class Bounds:
             message = await self._in_time(receive, began + self._seconds + num_bytes / SLOWEST - clock())
             is_complete = not message.get("more_body", False)
             num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_bytes:
+            if num_bytes > max_bytes:
                 raise self._too_large()
             return message
 

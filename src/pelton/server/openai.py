@@ -18,7 +18,7 @@ from pelton.errors import InvalidRequest
 from pelton.pool import ModelCard
 from pelton.request import Message, Request, SamplingParams, Tool, ToolChoice
 from pelton.server import openai_types as wire
-from pelton.server.answer import answer
+from pelton.server.answer import answer, left_open
 from pelton.server.models import Models
 from pelton.server.openai_reply import ChatReply, CompletionReply, error_body
 from pelton.server.openai_structured import grammar_of
@@ -37,6 +37,7 @@ def dialect(models: Models) -> Dialect:
             model=body.model,
             messages=tuple(message(i, each) for i, each in enumerate(body.messages)),
             sampling=_chat_sampling(body),
+            left_open=_left_open(body),
             add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
             continue_final_message=continues,
             tools=tuple(tool(each) for each in body.tools or ()),
@@ -65,6 +66,7 @@ def dialect(models: Models) -> Dialect:
             id=f"cmpl-{secrets.token_hex(12)}",
             model=body.model,
             sampling=sampling,
+            left_open=_left_open(body),
             echo=bool(body.echo),
             priority=body.priority or 0,
             timeout=body.timeout,
@@ -191,6 +193,11 @@ def _sampling(body: wire.SamplingFields, max_tokens: int | None, logprobs: int |
         stop=stop,
         logit_bias=_logit_bias(body.logit_bias or {}),
     )
+
+
+def _left_open(body: wire.SamplingFields) -> tuple[str, ...]:
+    given = {each.name for each in msgspec.structs.fields(body) if getattr(body, each.name) is not None}
+    return left_open(given | {"max_tokens"} if "max_completion_tokens" in given else given)
 
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:

@@ -41,6 +41,8 @@ class Operation:
     """Media types that the answer may have besides JSON."""
     is_offered: bool = True
     """False: all that it does is to say why it does nothing. The description leaves it out."""
+    is_file: bool = False
+    """Is its body a file, of any size?"""
     is_open: bool = False
     """Does it answer whoever asks, without a key and while the server drains?"""
 
@@ -100,6 +102,6 @@ class _Served:
             context.require(operation.scope)
             if operation.is_limited:
                 await context.limits.take("requests", 1)
-        receive = self._bounds.bound(scope, receive)
+        receive = self._bounds.bound(scope, receive, is_file=operation.is_file)
         answer = await operation.run(HTTPRequest(scope, receive, send))
         await answer(scope, receive, send)

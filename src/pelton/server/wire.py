@@ -1,4 +1,4 @@
-"""Typed JSON in, server-sent events out: what every dialect needs of HTTP and nothing of any dialect."""
+"""Typed JSON in, server-sent events or lines of JSON out: what dialects need of HTTP and nothing of any of them."""
 
 from __future__ import annotations
 
@@ -120,6 +120,14 @@ def sse(value: Any, event: str = "") -> bytes:
     return name + b"data: " + _json.encode(value) + b"\n\n"
 
 
+def json_line(value: Any) -> bytes:
+    """One line of JSON."""
+    return _json.encode(value) + b"\n"
+
+
+EVENTS = "text/event-stream; charset=utf-8"
+LINES = "application/x-ndjson"
+"""Media types of streams: server-sent events, and lines of JSON."""
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment, which clients skip."""
@@ -139,7 +147,9 @@ class EventStream:
         failure: Callable[[Exception], bytes],
         close: Callable[[], Awaitable[None]],
         keep_alive: bytes = KEEP_ALIVE,
+        media_type: str = EVENTS,
     ) -> None:
+        self._media_type = media_type
         self._chunks = chunks
         self._failure = failure
         self._close = close
@@ -158,7 +168,7 @@ class EventStream:
             await self._close()
 
     async def _write(self, send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        headers = [(b"content-type", self._media_type.encode()), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._told = asyncio.get_running_loop().time()
         keeper = asyncio.ensure_future(self._keep(send))  # one for all pieces: a timer for each would cost more
@@ -182,7 +192,7 @@ class EventStream:
     async def _keep(self, send: Send) -> None:
         """Say something while nothing comes, so that proxies keep the connection."""
         now = asyncio.get_running_loop().time
-        while True:
+        while self._keep_alive:
             await asyncio.sleep(self._told + KEEP_ALIVE_SECONDS - now())
             if now() >= self._told + KEEP_ALIVE_SECONDS:
                 self._told = now()

@@ -124,6 +124,12 @@ class ChatTemplate:
             )
 
 
+def with_template(metadata: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """A file's metadata with another template, which is also that for tools."""
+    rest = {key: value for key, value in metadata.items() if not key.startswith("tokenizer.chat_template")}
+    return {**rest, "tokenizer.chat_template": source}
+
+
 def _check_unicode(text: str) -> None:
     try:
         text.encode()

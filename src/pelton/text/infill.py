@@ -26,6 +26,15 @@ PROJECT = "myproject"
 """What the repository is called where other files are shown."""
 
 
+def can_infill(metadata: Mapping[str, Any]) -> bool:
+    """Has a model the tokens for it, as far as its file's metadata tell?"""
+    tokens = frozenset(metadata.get("tokenizer.ggml.tokens", ()))
+    return all(
+        f"tokenizer.ggml.fim_{key}_token_id" in metadata or not tokens.isdisjoint(NAMES[key])
+        for key in ("pre", "suf", "mid")
+    )
+
+
 class File(NamedTuple):
     """Another file that the model is shown."""
 

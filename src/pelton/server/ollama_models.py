@@ -1,0 +1,393 @@
+"""Ollama's operations on models: list, show, pull, make, copy, delete, send a file."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from pelton import __version__
+from pelton.errors import InvalidRequest
+from pelton.pool import (
+    Loading,
+    Preset,
+    PresetMessage,
+    Progress,
+    StoredModel,
+    jinja,
+    parameter_lines,
+    write_modelfile,
+)
+from pelton.server import ollama_types as wire
+from pelton.server.answer import ignored_params, known
+from pelton.server.models import Models
+from pelton.server.ollama_reply import error_body, timestamp
+from pelton.server.operation import Operation
+from pelton.server.wire import JSON, LINES, EventStream, json_line, read, unless_gone
+
+FOREVER = 253402300799.0
+"""The last second of the year 9999: until when a model stays that is never unloaded."""
+_DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
+
+
+class NotHere(InvalidRequest):
+    """There is no such thing."""
+
+    status = 404
+
+
+def operations(models: Models) -> tuple[Operation, ...]:
+    """The operations."""
+
+    async def tags(_: HTTPRequest) -> Response:
+        found = [await details(card.id) for card in await models.models()]
+        return JSON(wire.OllamaModels(models=[_model(each) for each in found]))
+
+    async def details(name: str) -> StoredModel:
+        return await models.pool_for(name).details(name)
+
+    async def ps(_: HTTPRequest) -> Response:
+        running = []
+        for each in models.loaded():
+            found = await details(each.name)
+            until = FOREVER if each.expires_at is None else each.expires_at
+            running.append(
+                wire.OllamaRunning(
+                    name=tagged(each.name),
+                    model=tagged(each.name),
+                    size=each.memory,
+                    digest=found.digest,
+                    details=_details(found),
+                    expires_at=timestamp(until),
+                    size_vram=0,
+                    context_length=each.context or 0,
+                )
+            )
+        return JSON(wire.OllamaProcesses(models=running))
+
+    async def show(http: HTTPRequest) -> Response:
+        body, extras = await read(http, wire.Named)
+        ignored_params(extras, {})
+        name = _name(body)
+        found = await details(name)
+        if found.problem is not None:
+            raise InvalidRequest(f"{found.name}: {found.problem}", param="model")
+        metadata = await models.pool_for(name).metadata(name)
+        return JSON(await asyncio.to_thread(_shown, found, metadata, is_verbose=bool(body.verbose)))
+
+    async def pull(http: HTTPRequest) -> ASGIApp:
+        body, extras = await read(http, wire.Named)
+        ignored_params(extras | ({"insecure": True} if body.insecure else {}), {})
+        name = _name(body)
+        return await _told(http, body.stream, lambda tell: models.pool_for(name).pull(name, _Teller(tell)))
+
+    async def push(http: HTTPRequest) -> ASGIApp:
+        body, _ = await read(http, wire.Named)
+        raise NotHere(f"{_name(body)[:200]} cannot be pushed: this server sends models nowhere", param="model")
+
+    async def create(http: HTTPRequest) -> ASGIApp:
+        body, extras = await read(http, wire.OllamaCreateRequest)
+        ignored_params(extras, {})
+        _refuse(body)
+
+        async def work(tell: Callable[[wire.OllamaStatus], None]) -> None:
+            preset = _preset(body)
+            if body.files:
+                pool, ((file, sha256),) = models.pool_for(body.model), _files(body.files)
+                await pool.create_of_blob(body.model, file, sha256, preset)
+            else:
+                assert body.base is not None
+                await models.pool_for(body.model, body.base).create(body.model, body.base, preset)
+            tell(wire.OllamaStatus(status="writing manifest"))
+
+        return await _told(http, body.stream, work)
+
+    async def copy(http: HTTPRequest) -> Response:
+        body, extras = await read(http, wire.OllamaCopyRequest)
+        ignored_params(extras, {})
+        await models.pool_for(body.source, body.destination).copy(body.source, body.destination)
+        return Response()
+
+    async def delete(http: HTTPRequest) -> Response:
+        body, extras = await read(http, wire.Named)
+        ignored_params(extras, {})
+        name = _name(body)
+        await models.pool_for(name).delete(name)
+        return Response()
+
+    async def version(_: HTTPRequest) -> Response:
+        return JSON(wire.OllamaVersion(version=wire.API_VERSION, pelton=__version__))
+
+    async def has_blob(http: HTTPRequest) -> Response:
+        if not await models.pool_for().has_blob(_digest(http.path_params["digest"])):
+            raise NotHere(f"there is no blob {http.path_params['digest']}", param="digest")
+        return Response()
+
+    async def send_blob(http: HTTPRequest) -> Response:
+        sha256 = _digest(http.path_params["digest"])
+        told = http.headers.get("content-length", "")
+        size = int(told[:20]) if told.isdigit() else None
+        try:
+            await models.pool_for().take_blob(sha256, http.stream(), size)
+        except ClientDisconnect:
+            raise InvalidRequest("the client went away before its file had arrived") from None
+        return Response(status_code=201)
+
+    def manage(path: str, run: Callable[[HTTPRequest], Awaitable[ASGIApp]], summary: str, **more: Any) -> Operation:
+        return Operation(**{"method": "POST", "path": path, "run": run, "summary": summary, "scope": "models", **more})
+
+    status = {"answer": wire.OllamaStatus, "streams": (LINES,)}
+    blob = "/api/blobs/{digest}"
+    return (
+        Operation(
+            method="GET",
+            path="/api/tags",
+            run=tags,
+            summary="List the models, in Ollama's form",
+            answer=wire.OllamaModels,
+        ),
+        Operation(
+            method="GET",
+            path="/api/ps",
+            run=ps,
+            summary="List the loaded models, in Ollama's form",
+            answer=wire.OllamaProcesses,
+        ),
+        Operation(
+            method="GET",
+            path="/api/version",
+            run=version,
+            summary="Tell which of Ollama's APIs this is",
+            answer=wire.OllamaVersion,
+        ),
+        Operation(
+            method="POST",
+            path="/api/show",
+            run=show,
+            summary="Show a model, in Ollama's form",
+            body=wire.Named,
+            answer=wire.OllamaShow,
+        ),
+        manage("/api/pull", pull, "Fetch a model", body=wire.Named, **status),
+        manage("/api/push", push, "Say that models are not pushed", body=wire.Named, **status),
+        manage("/api/create", create, "Make a model of another", body=wire.OllamaCreateRequest, **status),
+        manage("/api/copy", copy, "Give a model one more name", body=wire.OllamaCopyRequest),
+        manage("/api/delete", delete, "Remove a model", body=wire.Named, method="DELETE"),
+        manage(blob, has_blob, "Is a file here?", method="HEAD"),
+        manage(blob, send_blob, "Send a file", is_file=True),
+    )
+
+
+def tagged(name: str) -> str:
+    """A name as Ollama writes it: with a tag."""
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
+# progress
+
+Work = Callable[[Callable[[wire.OllamaStatus], None]], Awaitable[Any]]
+
+
+async def _told(http: HTTPRequest, is_stream: bool | None, work: Work) -> ASGIApp:
+    """Do `work`, which tells how far it is: as lines, or the end alone. What is wrong before it has told anything has
+    a status of its own. Where the client goes away, its work is given up."""
+    queue: asyncio.Queue[wire.OllamaStatus | None] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def tell(status: wire.OllamaStatus) -> None:
+        loop.call_soon_threadsafe(queue.put_nowait, status)
+
+    task = asyncio.ensure_future(work(tell))
+    task.add_done_callback(lambda _: tell_end())
+
+    def tell_end() -> None:
+        queue.put_nowait(None)
+
+    success = wire.OllamaStatus(status="success")
+    if is_stream is False:
+        await unless_gone(http, task)
+        return JSON(success)
+    try:
+        first = await unless_gone(http, queue.get())
+        if first is None:
+            await task
+    except BaseException:
+        task.cancel()
+        raise
+
+    async def lines() -> AsyncGenerator[bytes, None]:
+        status = first
+        while status is not None:
+            yield json_line(status)
+            status = await queue.get()
+        await task
+        yield json_line(success)
+
+    async def close() -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    return EventStream(lines(), _failure, close, keep_alive=b"", media_type=LINES)
+
+
+def _failure(error: Exception) -> bytes:
+    return json_line(error_body(known(error)))
+
+
+TOLD_SECONDS = 0.1
+"""Between two lines of one file's progress."""
+
+
+class _Teller:
+    """A pull's progress in Ollama's words."""
+
+    def __init__(self, tell: Callable[[wire.OllamaStatus], None]) -> None:
+        self._tell = tell
+        self._last = ("", 0.0)
+        """What was told, and when."""
+
+    def __call__(self, event: Progress | Loading) -> None:
+        """What happened (called from another thread)."""
+        if isinstance(event, Loading):
+            return
+        match event.phase:
+            case "connect":
+                status = "pulling manifest"
+            case "download" | "unpack":
+                status = f"pulling {event.file}"
+            case "verify":
+                status = "verifying sha256 digest"
+            case "done":
+                status = "writing manifest"
+            case _:
+                status = f"{event.source}: {event.phase}: {event.detail}"
+        told, at = self._last
+        if status == told and time.monotonic() < at + TOLD_SECONDS and event.done != event.total:
+            return
+        self._last = (status, time.monotonic())
+        of_file = event.phase in ("download", "unpack", "verify")
+        self._tell(
+            wire.OllamaStatus(
+                status=status,
+                digest=f"sha256:{event.sha256}" if of_file and event.sha256 else None,
+                total=event.total if of_file else None,
+                completed=event.done if of_file else None,
+            )
+        )
+
+
+# what is asked
+
+
+def _name(body: wire.Named) -> str:
+    name = body.model or body.name
+    if not name:
+        raise InvalidRequest("model is missing", param="model")
+    return name
+
+
+def _digest(text: str) -> str:
+    found = _DIGEST.fullmatch(text)
+    if found is None:
+        raise InvalidRequest(f"{text[:100]!r} is no digest: sha256: and 64 digits are wanted", param="digest")
+    return found[1]
+
+
+def _refuse(body: wire.OllamaCreateRequest) -> None:
+    if body.modelfile:
+        raise InvalidRequest("modelfile is not read here: send from, parameters, system, ...", param="modelfile")
+    if body.adapters:
+        raise InvalidRequest("adapters cannot be run yet: merge them into the model's weights", param="adapters")
+    if body.quantize:
+        raise InvalidRequest("this server does not quantize: send a file that is, or name one", param="quantize")
+    if not body.base and not body.files:
+        raise InvalidRequest("neither from nor files is given", param="from")
+    if body.base and body.files:
+        raise InvalidRequest("from and files exclude each other", param="files")
+
+
+def _files(files: Mapping[str, str]) -> list[tuple[str, str]]:
+    if len(files) != 1:
+        raise InvalidRequest(f"{len(files)} files are given: a model is one .gguf file here", param="files")
+    ((name, digest),) = files.items()
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,195}", name):
+        raise InvalidRequest(f"files: {name[:60]!r} is not the name of a file", param="files")
+    return [(name, _digest(digest))]
+
+
+def _preset(body: wire.OllamaCreateRequest) -> Preset:
+    license = (body.license,) if isinstance(body.license, str) else tuple(body.license or ())
+    return Preset(
+        system=body.system,
+        template=None if not body.template else jinja(body.template),
+        parameters={name: value for name, value in (body.parameters or {}).items() if value is not None},
+        messages=tuple(PresetMessage(role=each.role, content=each.content) for each in body.messages or ()),
+        license=license,
+    )
+
+
+# what is answered
+
+
+def _model(found: StoredModel) -> wire.OllamaModel:
+    return wire.OllamaModel(
+        name=tagged(found.name),
+        model=tagged(found.name),
+        modified_at=timestamp(found.modified_at),
+        size=found.size,
+        digest=found.digest,
+        details=_details(found),
+    )
+
+
+def _details(found: StoredModel) -> wire.OllamaDetails:
+    return wire.OllamaDetails(
+        parent_model="" if found.preset is None else found.preset.parent,
+        format=found.format,
+        family=found.family,
+        families=[found.family],
+        parameter_size=_count(found.parameters),
+        quantization_level=found.quantization,
+    )
+
+
+def _count(parameters: int) -> str:
+    for unit, factor in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if parameters >= factor:
+            return f"{parameters / factor:.{1 if parameters < 100 * factor else 0}f}{unit}"
+    return str(parameters)
+
+
+def _shown(found: StoredModel, metadata: Mapping[str, Any], *, is_verbose: bool) -> wire.OllamaShow:
+    preset = found.preset or Preset()
+    return wire.OllamaShow(
+        modelfile=write_modelfile(preset.parent or found.name, preset),
+        parameters="\n".join(parameter_lines(preset)),
+        template=str(metadata.get("tokenizer.chat_template", "")),
+        details=_details(found),
+        model_info={
+            "general.parameter_count": found.parameters,
+            **{key: _plain(value, is_verbose=is_verbose) for key, value in metadata.items()},
+        },
+        capabilities=list(found.capabilities),
+        modified_at=timestamp(found.modified_at),
+        system=preset.system,
+        license="\n\n".join(preset.license) or found.license,
+        messages=[wire.OllamaPresetMessage(role=each.role, content=each.content) for each in preset.messages] or None,
+    )
+
+
+def _plain(value: Any, *, is_verbose: bool) -> Any:
+    """Lists, as of a vocabulary's tokens, are long: null stands for them unless they are asked for."""
+    if isinstance(value, str | bool | int | float):
+        return value
+    if not is_verbose:
+        return None
+    return value.tolist() if hasattr(value, "tolist") else list(value)
