@@ -120,7 +120,7 @@ class Guesses:
 def test_drafts_change_nothing(windows, settings):
     if len([w for w in windows if w]) and "num_blocks" in settings:
         settings = settings | {"num_blocks": settings["num_blocks"] + 2}
-    engine, executor = make_engine(windows=windows, **settings)
+    engine, executor = make_engine(windows=windows, clock=even(), **settings)
     transcript = Transcript()
     for one in MIX:
         engine.submit(one)
@@ -131,7 +131,9 @@ def test_drafts_change_nothing(windows, settings):
     }
     engine.scheduler.speculation = Guesses(truths)  # type: ignore[assignment]
     run(engine, (), transcript)
-    assert 0 < engine.counters.accepted < engine.counters.drafted
+    assert 0 < engine.counters.accepted <= engine.counters.drafted
+    if settings.get("max_batch_tokens") != 9:  # there, only what is sure to be accepted finds room
+        assert engine.counters.accepted < engine.counters.drafted
     msgspec.msgpack.encode(engine.counters)  # an engine process sends them
     for one in MIX:
         assert transcript.answers(one.id) == alone(one, windows), one.id
@@ -172,7 +174,9 @@ def test_speculation_changes_nothing_but_the_number_of_steps(windows, settings):
         assert drafted.answers(one.id) == again.answers(one.id) == expected.answers(one.id), one.id
         completion = drafted.last(one.id).usage.completion_tokens
         assert completion == expected.last(one.id).usage.completion_tokens
-    assert 0 < engine.counters.accepted < engine.counters.drafted
+    assert 0 < engine.counters.accepted <= engine.counters.drafted
+    if settings.get("max_batch_tokens") != 9:  # there, only what is sure to be accepted finds room
+        assert engine.counters.accepted < engine.counters.drafted
     assert plain.counters.drafted == 0
     assert len(executor.steps) < 2 * len(plain_executor.steps)
 
