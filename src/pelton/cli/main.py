@@ -206,6 +206,24 @@ def show(model: str) -> None:
 
 
 @main.command()
+@click.argument("name")
+@click.option(
+    "-f",
+    "--file",
+    "path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default="Modelfile",
+    show_default=True,
+    help="What describes it.",
+)
+def create(name: str, path: Path) -> None:
+    """Make the model NAME of another one, as a Modelfile describes: docs/ollama.md."""
+    from pelton.cli import create as command
+
+    command.run(name, path)
+
+
+@main.command()
 @click.argument("model", nargs=-1, required=True)
 def rm(model: tuple[str, ...]) -> None:
     """Remove MODEL from the local store."""

@@ -6,9 +6,12 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from pelton import options
 from pelton.errors import InvalidRequest, ModelNotFound
 from pelton.formats import checkpoint
+from pelton.formats.digest import part_paths
 from pelton.hub import catalogue
 from pelton.hub.modelfile import QUOTES
 from pelton.hub.preset import Preset
@@ -18,7 +21,7 @@ from pelton.hub.store import Entry, Store, digest_of
 def derive(store: Store, name: str, base: Entry, preset: Preset) -> Entry:
     """Name the files of `base`, with what its own preset has and `preset` has not."""
     check(preset)
-    return store.derive(name, base, preset.over(base.preset))
+    return store.derive(name, base, msgspec.structs.replace(preset.over(base.preset), parent=base.name))
 
 
 def name_blob(store: Store, name: str, file: str, sha256: str, preset: Preset) -> Entry:
@@ -38,7 +41,9 @@ def name_blob(store: Store, name: str, file: str, sha256: str, preset: Preset) -
 
 
 def bring(store: Store, path: Path) -> str:
-    """Copy a file to the blobs, if it is not there; its digest."""
+    """Copy a file to the blobs, if it is not there; its digest. Raises `InvalidRequest` for a part of a model."""
+    if len(part_paths(path)) > 1:
+        raise InvalidRequest(f"{path} is one of several parts: a model is made of one file", param="from")
     checkpoint.open(path)
     sha256 = digest_of(path)
     with store.lock([sha256]):

@@ -102,7 +102,7 @@ def parameter_lines(preset: Preset) -> list[str]:
 
 
 def _instructions(text: str) -> Iterator[_Instruction]:
-    lines = iter(enumerate(text.splitlines(), start=1))
+    lines = iter(enumerate(text.replace("\r\n", "\n").split("\n"), start=1))
     for number, line in lines:
         if not line.strip() or line.lstrip().startswith("#"):
             continue

@@ -19,7 +19,7 @@ class PresetMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: str
 
 
-_GO = re.compile(r"\{\{-?\s*(?:[.$(]|/\*|(?:if|else|end|range|with|define|template|block|break|continue)\b)")
+_GO = re.compile(r"\{\{-?\s*(?:\.(?!\d)|\$|/\*|(?:if|else|end|range|with|define|template|block)(?![\w(]))")
 """What only templates in Go's syntax have."""
 
 

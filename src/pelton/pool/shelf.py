@@ -120,8 +120,7 @@ class Shelf:
         """A name for the files of `base`, with `preset`. Raises `ModelNotFound`."""
         from pelton.hub import create
 
-        base_entry = self.find(base)
-        create.derive(self._store, name, base_entry, msgspec.structs.replace(preset, parent=base_entry.name))
+        create.derive(self._store, name, self.find(base), preset)
 
     def create_of_blob(self, name: str, file: str, sha256: str, preset: Preset) -> None:
         """A name for a file that was sent."""
