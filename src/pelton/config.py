@@ -167,6 +167,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: int = 8000
+    ollama: str = ""
+    """A second address to listen on, as OLLAMA_HOST has it: host:port, either of which may be missing; "": none."""
     drain_timeout: float = 30.0
     max_body: int = 32 << 20
     """Bytes that a request's body may have."""

@@ -269,11 +269,13 @@ def test_nobody_is_served_from_afar_without_a_key(host, file, keys):
 
     def open_with(**fields: object) -> None:
         settings = ServerConfig(**{**{f: getattr(config, f) for f in config.__struct_fields__}, **fields})
-        Server(pool, settings)._bound.close()  # type: ignore[arg-type]
+        Server(pool, settings).close()  # type: ignore[arg-type]
 
     with pytest.raises(ConfigError, match=r"pelton keys create .* --insecure"):
         open_with()
     open_with(host="127.0.0.1")
+    with pytest.raises(ConfigError, match=r"whoever reaches 0\.0\.0\.0"):
+        open_with(host="127.0.0.1", ollama="0.0.0.0:0")
     open_with(insecure=True)
     open_with(api_key="secret")
     keys.create("ada")

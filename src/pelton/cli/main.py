@@ -130,6 +130,13 @@ def run(model: str, prompt: tuple[str, ...], **options: Any) -> None:
 @click.option("--any", "any_model", is_flag=True, help="Serve also what else is in the store.")
 @click.option("--host", help="Address to listen on. [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="[default: 8000]")
+@click.option(
+    "--ollama",
+    metavar="[HOST:PORT]",
+    is_flag=False,
+    flag_value="127.0.0.1:11434",
+    help="Listen also where Ollama does: 127.0.0.1:11434, or --ollama=HOST:PORT.",
+)
 @click.option("--served-name", help="The name clients use. [default: MODEL]")
 @click.option("--memory-budget", help="For all models together: 8GB. [default: what is free at the start]")
 @click.option("--max-loaded-models", type=click.IntRange(0), help="At once. [default: what the memory holds]")

@@ -48,8 +48,10 @@ async def _serve(named: dict[str, str], is_open: bool, settings: config.Config) 
         scheme = "https" if settings.server.ssl_certfile else "http"
         what = f"{', '.join(models)} {'are' if len(models) > 1 else 'is'}" if models else "Pelton is"
 
+        also = f", and at {settings.server.ollama}" if settings.server.ollama else ""
+
         def announce(port: int) -> None:
-            click.echo(f"{what} ready at {scheme}://{host}:{port}", err=True)
+            click.echo(f"{what} ready at {scheme}://{host}:{port}{also}", err=True)
 
         await server.run(announce)
     finally:

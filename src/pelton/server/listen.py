@@ -10,6 +10,8 @@ import socket
 import ssl
 from collections.abc import Callable
 from types import FrameType
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import uvicorn
 
@@ -80,8 +82,36 @@ class _Uvicorn(uvicorn.Server):
         self.should_exit = True
 
 
-def bind(config: ServerConfig) -> socket.socket:
-    """A socket at the configured address, not open yet. Raises `ConfigError` where the address cannot be had."""
+class Address(NamedTuple):
+    """Where to listen. `param`: the setting that says it."""
+
+    host: str
+    port: int
+    param: str
+
+
+OLLAMA_PORT = 11434
+
+
+def addresses(config: ServerConfig) -> list[Address]:
+    """All that are configured. Raises `ConfigError` for one that is none."""
+    own = Address(config.host, config.port, "port")
+    return [own, _ollama_address(config.ollama)] if config.ollama else [own]
+
+
+def _ollama_address(text: str) -> Address:
+    try:
+        parts = urlsplit(text if "://" in text else f"//{text}")
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"ollama={text!r} is no address, as 127.0.0.1:11434: {error}", param="ollama") from None
+    if parts.scheme not in ("", "http", "https") or parts.path.strip("/") or parts.query or "@" in parts.netloc:
+        raise ConfigError(f"ollama={text!r} is no address, as 127.0.0.1:11434", param="ollama")
+    return Address(parts.hostname or "127.0.0.1", OLLAMA_PORT if port is None else port, "ollama")
+
+
+def bind(config: Address) -> socket.socket:
+    """A socket at the address, not open yet. Raises `ConfigError` where it cannot be had."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -98,34 +128,46 @@ def bind(config: ServerConfig) -> socket.socket:
     return bound
 
 
-def _cannot_listen(config: ServerConfig, error: Exception) -> ConfigError:
+def _cannot_listen(config: Address, error: Exception) -> ConfigError:
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return ConfigError(f"cannot listen on {config.host}, port {config.port}: {reason}", param="port")
+    return ConfigError(f"cannot listen on {config.host}, port {config.port}: {reason}", param=config.param)
 
 
 class Server:
-    """An address, taken but not open yet, and what will answer there."""
+    """Addresses, taken but not open yet, and what will answer there."""
 
     def __init__(self, pool: Pool, config: ServerConfig) -> None:
         """Raises `ConfigError` where the address, the keys, the store or the certificate cannot be used, or where
         others than this machine's users could come in without a key."""
         self._pool = pool
         self._config = config
-        self._bound = bind(config)
+        self._bound: list[socket.socket] = []
         try:
+            self._addresses = addresses(config)
+            for address in self._addresses:
+                self._bound.append(bind(address))
             self._app = App(pool, config)
             self._check_exposure()
             self._uvicorn = _Uvicorn(self._app.guard, pool, config)
         except BaseException:
-            self._bound.close()
+            self.close()
             raise
 
+    def close(self) -> None:
+        """Give the addresses back, where it does not run."""
+        for bound in self._bound:
+            bound.close()
+
     def _check_exposure(self) -> None:
-        host = self._bound.getsockname()[0]
-        if self._config.insecure or not self._app.keys.is_empty or ipaddress.ip_address(host).is_loopback:
+        open_to = [
+            address
+            for address, bound in zip(self._addresses, self._bound, strict=True)
+            if not ipaddress.ip_address(bound.getsockname()[0]).is_loopback
+        ]
+        if self._config.insecure or not self._app.keys.is_empty or not open_to:
             return
         raise ConfigError(
-            f"whoever reaches {self._config.host} could use this server, for there is no API key. Make one with "
+            f"whoever reaches {open_to[0].host} could use this server, for there is no API key. Make one with "
             "`pelton keys create --name NAME`, or give one in PELTON_API_KEY or with --api-key-file; with --insecure "
             "anyone is served",
             param="host",
@@ -133,16 +175,17 @@ class Server:
 
     async def run(self, on_ready: Callable[[int], None] = lambda port: None) -> None:
         """Serve until a signal ends it, then close the pool. `on_ready` gets the port once it answers."""
-        try:
-            self._bound.listen(BACKLOG)
-        except OSError as error:  # taken since it was bound
-            raise _cannot_listen(self._config, error) from None
-        running = asyncio.ensure_future(self._uvicorn.serve(sockets=[self._bound]))
+        for address, bound in zip(self._addresses, self._bound, strict=True):
+            try:
+                bound.listen(BACKLOG)
+            except OSError as error:  # taken since it was bound
+                raise _cannot_listen(address, error) from None
+        running = asyncio.ensure_future(self._uvicorn.serve(sockets=self._bound))
         try:
             while not self._uvicorn.started and not running.done():
                 await asyncio.sleep(0.005)
             if self._uvicorn.started:
-                on_ready(self._bound.getsockname()[1])
+                on_ready(self._bound[0].getsockname()[1])
             await running
         finally:
             await self._pool.close()
