@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from array import array
+from collections.abc import Mapping
 
 from pelton.engine.batch import rows_of
 from pelton.engine.kv_memory import KVMemory
-from pelton.engine.pace import Pace
+from pelton.engine.pace import Pace, Shape
 from pelton.engine.scheduler import Scheduler
 from pelton.engine.sequence import Sequence, SequenceGroup
+from pelton.engine.speculative import Speculation
+from pelton.ops.data import BLOCK_TOKENS
 from tests.unit.toy_executor import prompt, request
 
 
@@ -130,3 +134,36 @@ def test_the_queue_counts_free_places_too():
     assert scheduler.is_full(5)
     step(scheduler)
     assert scheduler.is_full(5)
+
+
+class Drafts(Speculation):
+    """Drafts the same three tokens for everybody, while it is to."""
+
+    is_on = False
+
+    def draft(self, shape: Shape, sequences: Mapping[Sequence, int], spare: int) -> None:
+        for sequence in sequences if self.is_on else ():
+            sequence.draft = array("i", (5, 6, 7))
+
+
+def test_a_draft_that_finds_no_room_is_none_of_a_later_step():
+    scheduler = make(3, is_caching=False)
+    scheduler.speculation = drafts = Drafts(scheduler.pace)
+    both = [arrive(scheduler, i, prompt(20, i), max_tokens=50) for i in range(2)]
+    while any(each.num_computed < BLOCK_TOKENS - 1 for each in both):
+        step(scheduler)
+    drafts.is_on = True
+    assert step(scheduler) == dict.fromkeys(both, 1)
+    assert not any(each.draft for each in both)
+
+
+def test_one_that_stands_still_goes_on_as_soon_as_there_is_memory():
+    scheduler = make(4, is_caching=False)
+    (pool,) = scheduler.memory.pools
+    taken = pool.allocate()
+    one, other = (arrive(scheduler, i, prompt(length, i), max_tokens=60) for i, length in enumerate((4, 28)))
+    while other in step(scheduler):
+        pass
+    assert step(scheduler) == {one: 1}
+    pool.give(taken)
+    assert step(scheduler) == {one: 1, other: 1}

@@ -208,9 +208,10 @@ class Scheduler:
             self._give_drafts(work, self.speculation)
         work.moves, self.memory.moves = self.memory.moves, []
         work.num_bytes = self.memory.num_bytes(work.moves)
-        work.is_steady = (
-            not work.moves and work.drafting is None and bool(work.chunks) and all(map(_goes_on, self.running))
-        )
+        is_plain = not work.moves and work.drafting is None
+        # One that stands still for want of memory is to be looked at again in each step.
+        is_complete = 0 < len(work.chunks) == len(self.running)
+        work.is_steady = is_plain and is_complete and all(map(_goes_on, self.running))
         self._steady = work if work.is_steady else None
         return work
 
@@ -249,6 +250,7 @@ class Scheduler:
         for sequence in work.chunks:
             if sequence.draft:
                 num_drafted = min(len(sequence.draft), spare, self.memory.room(sequence) - 1)
+                del sequence.draft[num_drafted:]
                 self.memory.grow(sequence, 1 + num_drafted)
                 work.chunks[sequence] += num_drafted
                 spare -= num_drafted
