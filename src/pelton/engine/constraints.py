@@ -140,7 +140,7 @@ class Grammars:
         """By request id, in the order of arrival."""
         self._tenants: dict[str, str] = {}
         """Whose they are."""
-        self._refused: OrderedDict[Grammar, InvalidRequest] = OrderedDict()
+        self._refused: OrderedDict[Grammar, None] = OrderedDict()
         """Those that took too long: asked for again, they cost nothing."""
         self._trial = GrammarTrial()
         self._compiler = FairJobs("compile grammars")
@@ -242,14 +242,12 @@ class Grammars:
         from llguidance import LLMatcher
 
         try:
-            if grammar in self._refused:
-                raise self._refused[grammar]
-            definition = definition_of(grammar)
-            if not self._trial.ends(definition):
-                self._refused[grammar] = _refusal(grammar, "it is too complex")
+            definition = None if grammar in self._refused else definition_of(grammar)
+            if definition is None or not self._trial.ends(definition):
+                self._refused[grammar] = None
                 if len(self._refused) > MAX_CACHED:
                     self._refused.popitem(last=False)
-                raise self._refused[grammar]
+                raise _refusal(grammar, "it is too complex")
             matcher = LLMatcher(tokenizer, definition, log_level=0)
         except ValueError as error:
             raise _refusal(grammar, str(error)) from None

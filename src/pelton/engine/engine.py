@@ -36,9 +36,7 @@ from pelton.engine.tiers import DiskTier
 from pelton.errors import InternalError, InvalidRequest, Overloaded, PeltonError
 from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.digest import of_model
-from pelton.request import (
-    EngineRequest,
-)
+from pelton.request import EngineRequest
 
 log = logging.getLogger(__name__)
 
