@@ -192,9 +192,12 @@ class ScriptedPool:
         return [ModelCard(id="scripted", created=1, context=99, weight_bytes=1000)]
 
     async def model(self, name: str) -> ModelCard:
-        if name != "scripted":
+        if name not in self.names("scripted"):
             raise ModelNotFound(f"there is no model {name[:200]!r}; there is: scripted", param="model")
         return (await self.models())[0]
+
+    def names(self, name: str) -> tuple[str, ...]:
+        return ("scripted", "alias") if name == "scripted" else (name,)
 
     def loaded(self) -> list[Resident]:
         return [

@@ -100,6 +100,11 @@ def test_scopes(url, keys):
     assert response.status_code == 403
     assert "'models'" in response.json()["error"]["message"]
     assert httpx.get(pins, headers=bearer(more)).status_code != 403
+    unload = {"model": "scripted", "keep_alive": 0}
+    statuses = [
+        httpx.post(url + "/api/generate", json=unload, headers=bearer(key)).status_code for key in (plain, more)
+    ]
+    assert statuses == [403, 200]
     assert httpx.post(url + PATH, json=CHAT, headers=bearer(more)).status_code == 200
 
 
@@ -116,6 +121,17 @@ def test_a_key_sees_the_models_that_it_may_use_and_no_others(url, keys, service)
     assert not service.requests
     _, text = keys.create("bob", models=["scripted"])
     assert [card["id"] for card in httpx.get(url + "/v1/models", headers=bearer(text)).json()["data"]] == ["scripted"]
+
+
+def test_a_key_for_an_alias_sees_the_model_that_has_it(url, keys):
+    _, text = keys.create("ada", models=["alias"], scopes=["models"])
+    assert [card["id"] for card in httpx.get(url + "/v1/models", headers=bearer(text)).json()["data"]] == ["scripted"]
+    loaded = httpx.post(url + "/pelton/models/load", json={"model": "alias"}, headers=bearer(text))
+    assert (loaded.status_code, loaded.json().get("name")) == (200, "scripted")
+    pinned = httpx.post(
+        url + "/v1/prefix_cache/pins", json={"model": "alias", "prompt": "x", "ttl": 60}, headers=bearer(text)
+    )
+    assert (pinned.status_code, pinned.json().get("model")) == (200, "scripted")
 
 
 def test_a_request_is_its_keys_whatever_user_it_names(url, keys, service):

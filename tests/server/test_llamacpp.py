@@ -170,6 +170,7 @@ def test_props_and_slots(url, service):
         ({"n_cmpl": 10**9}, "n_cmpl"),
         ({"dynatemp_range": 0.5}, "dynatemp_range"),
         ({"logit_bias": [["word", 1]]}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
         ({"logit_bias": [[1, True]]}, "logit_bias"),
         ({"grammar": 'root ::= "a"', "json_schema": {}}, "json_schema"),
         ({"model": "other"}, "model"),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterator, MutableMapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
+from pelton.errors import InvalidRequest
 from pelton.server import wire
+from pelton.server.answer import using
 
 
 def run(chunks: AsyncGenerator[bytes, None], *, leaves_after: float | None = None) -> list[bytes]:
@@ -63,3 +67,32 @@ def test_a_failure_is_the_last_piece() -> None:
 
 def test_a_client_that_leaves_ends_the_stream() -> None:
     assert run(slow(0, 20), leaves_after=0.1) == [b"0"]
+
+
+def test_nobody_waits_for_a_model_whose_client_has_gone() -> None:
+    class Loading:
+        num_waiting = 0
+
+        @asynccontextmanager
+        async def use(self, name: str, *, keep_alive: float | None) -> AsyncIterator[None]:
+            self.num_waiting += 1
+            try:
+                await asyncio.sleep(30)
+                yield
+            finally:
+                self.num_waiting -= 1
+
+    models = Loading()
+
+    async def receive() -> MutableMapping[str, Any]:
+        while not models.num_waiting:
+            await asyncio.sleep(0)
+        return {"type": "http.disconnect"}
+
+    async def ask() -> None:
+        async with using(models, Request({"type": "http"}, receive), "m"):  # type: ignore[arg-type]
+            pass
+
+    with pytest.raises(InvalidRequest, match="went away"):
+        asyncio.run(asyncio.wait_for(ask(), 5))
+    assert models.num_waiting == 0

@@ -73,11 +73,10 @@ def revoke(name: str) -> None:
 
 def usage(name: str | None, since: str | None, as_json: bool) -> None:
     """Print what keys have used."""
-    if since is not None:
-        _date(since)
+    first = "" if since is None else _date(since).date().isoformat()
     with _store() as store:
         names = {key.id: key.name for key in KeyStore(store).all()}
-        rows = [row for row in used(store, since or "") if name in (None, row.key_id, names.get(row.key_id))]
+        rows = [row for row in used(store, first) if name in (None, row.key_id, names.get(row.key_id))]
     if as_json:
         for row in rows:
             click.echo(msgspec.json.encode({"name": names.get(row.key_id, row.key_id), **msgspec.structs.asdict(row)}))

@@ -286,7 +286,7 @@ def keys() -> None:
 
 @keys.command("create")
 @click.option("--name", required=True, help="Whose it is.")
-@click.option("--scopes", help="Of inference, models, admin; separated by commas. [default: inference]")
+@click.option("--scopes", help="Of inference, models, metrics, admin; separated by commas. [default: inference]")
 @click.option("--models", help="Names of the models that it may use, separated by commas. [default: all]")
 @click.option("--rpm", type=click.IntRange(1), help="Requests per minute. [default: any number]")
 @click.option("--tpm", type=click.IntRange(1), help="Tokens per minute, in and out. [default: any number]")

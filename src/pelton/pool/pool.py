@@ -87,6 +87,11 @@ class Pool:
         spec = await self._spec(name)
         return await asyncio.to_thread(self._card, spec)
 
+    def names(self, name: str) -> tuple[str, ...]:
+        """All names of the model of that name."""
+        spec = self._names.find(name)
+        return (name,) if spec is None else (spec.name, *spec.aliases)
+
     def loaded(self) -> list[Resident]:
         """Those that take memory or are about to, by name."""
         now = asyncio.get_running_loop().time()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from starlette.requests import Request as HTTPRequest
@@ -30,6 +30,9 @@ from pelton.request import (
 from pelton.server.context import current
 from pelton.server.models import Models
 from pelton.server.wire import EVENTS, JSON, Closing, EventStream, unless_gone
+
+if TYPE_CHECKING:
+    from pelton.service import Service
 
 MAX_CHOICES = 1024
 """Of one answer."""
@@ -116,6 +119,15 @@ def arguments_object(arguments: str) -> dict[str, Any]:
     return given if isinstance(given, dict) else {"INVALID_JSON": arguments}
 
 
+@asynccontextmanager
+async def using(
+    models: Models, http: HTTPRequest, name: str, *, keep_alive: float | None = None
+) -> AsyncIterator[Service]:
+    """`Models.use` for a client: where it goes away while the model is loaded, nobody waits for that any more."""
+    async with AsyncExitStack() as stack:
+        yield await unless_gone(http, stack.enter_async_context(models.use(name, keep_alive=keep_alive)))
+
+
 async def answer(
     models: Models,
     http: HTTPRequest,
@@ -133,7 +145,7 @@ async def answer(
         message = f"{len(requests)} prompts with n of {reply.num_choices} each are {count} choices, over {MAX_CHOICES}"
         raise InvalidRequest(message, param="n")
     async with AsyncExitStack() as stack:
-        service = await unless_gone(http, stack.enter_async_context(models.use(requests[0].model)))
+        service = await stack.enter_async_context(using(models, http, requests[0].model))
         if after is not None:
             stack.push_async_callback(after)
         reply.fingerprint = service.fingerprint

@@ -15,7 +15,7 @@ from pelton import structured
 from pelton.errors import InvalidRequest
 from pelton.request import Grammar, Request, SamplingParams
 from pelton.server import anthropic_types as wire
-from pelton.server.answer import answer, ignored_params, left_open
+from pelton.server.answer import answer, ignored_params, left_open, using
 from pelton.server.anthropic_cache import Keeper, kept, marked
 from pelton.server.anthropic_prompt import prompt
 from pelton.server.anthropic_reply import MessageReply, error_body, error_status
@@ -38,7 +38,7 @@ def dialect(models: Models) -> Dialect:
         body, extras = await read(http, wire.MessagesRequest)
         request = _request(body)
         reply = MessageReply(request.id, body, extras | _unreadable(body))
-        async with models.use(body.model) as service:
+        async with using(models, http, body.model) as service:
             if reply.is_stream or marked(body):
                 reply.kept = await unless_gone(http, kept(service, body))
 
@@ -51,7 +51,7 @@ def dialect(models: Models) -> Dialect:
     async def count(http: HTTPRequest) -> Response:
         body, extras = await read(http, wire.CountRequest)
         ignored_params(extras | _unreadable(body), wire.NOT_OFFERED)
-        async with models.use(body.model) as service:
+        async with using(models, http, body.model) as service:
             return JSON(wire.Count(input_tokens=len(await unless_gone(http, service.encode(prompt(body))))))
 
     operations = (

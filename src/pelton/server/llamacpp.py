@@ -16,10 +16,10 @@ from pelton.checks import MAX_CHOICES, check_ids, check_range
 from pelton.errors import InvalidRequest, PeltonError, Unavailable
 from pelton.request import Request, SamplingParams
 from pelton.server import llamacpp_types as wire
-from pelton.server.answer import answer, ignored_params
+from pelton.server.answer import answer, ignored_params, using
 from pelton.server.llamacpp_reply import LlamaReply, error_body
 from pelton.server.models import Models
-from pelton.server.openai import message, tool
+from pelton.server.openai import message, token_id, tool
 from pelton.server.operation import Dialect, Operation
 from pelton.server.wire import JSON, read, unless_gone
 
@@ -51,7 +51,7 @@ def dialect(models: Models) -> Dialect:
 
     async def complete(http: HTTPRequest) -> ASGIApp:
         body, extras = await read(http, wire.CompletionRequest)
-        async with models.use(name := await models.named(body.model)) as service:
+        async with using(models, http, name := await models.named(body.model)) as service:
             prompts = await unless_gone(http, _encoded(service, body.prompt))
             return await _answer(models, http, service, name, body, extras, prompts)
 
@@ -60,20 +60,20 @@ def dialect(models: Models) -> Dialect:
         if not isinstance(body.prompt, str):
             raise InvalidRequest("prompt: a text, with which the middle begins", param="prompt")
         files = [(each.filename, each.text) for each in body.input_extra]
-        async with models.use(name := await models.named(body.model)) as service:
+        async with using(models, http, name := await models.named(body.model)) as service:
             encoding = service.encode_infill(body.input_prefix, body.input_suffix, body.prompt, files)
             return await _answer(models, http, service, name, body, extras, [await unless_gone(http, encoding)])
 
     async def tokenize(http: HTTPRequest) -> Response:
         body, extras = await read(http, wire.TokenizeRequest)
-        async with models.use(await models.named(body.model)) as service:
+        async with using(models, http, await models.named(body.model)) as service:
             ids = await service.encode_text(body.content, add_special=body.add_special, is_marked=body.parse_special)
             pieces = [wire.Piece(id=id, piece=_piece(service.tokenizer.token_bytes(id))) for id in ids]
         return JSON(wire.Tokens(tokens=[*pieces] if body.with_pieces else [*ids], ignored_params=_listed(extras)))
 
     async def detokenize(http: HTTPRequest) -> Response:
         body, extras = await read(http, wire.DetokenizeRequest)
-        async with models.use(await models.named(body.model)) as service:
+        async with using(models, http, await models.named(body.model)) as service:
             check_ids(body.tokens, service.vocab_size, "tokens")
             text = service.tokenizer.decode(body.tokens, skip_special=False)
         return JSON(wire.Content(content=text, ignored_params=_listed(extras)))
@@ -89,16 +89,16 @@ def dialect(models: Models) -> Dialect:
             add_generation_prompt=body.add_generation_prompt,
             template_kwargs=body.chat_template_kwargs or {},
         )
-        async with models.use(name) as service:
+        async with using(models, http, name) as service:
             return JSON(wire.Rendered(prompt=await service.render(request), ignored_params=_listed(extras)))
 
     async def props(http: HTTPRequest) -> Response:
         name = await models.named(http.query_params.get("model"))
-        async with models.use(name) as service:
+        async with using(models, http, name) as service:
             return JSON(_props(name, service))
 
     async def slots(http: HTTPRequest) -> Response:
-        async with models.use(await models.named(http.query_params.get("model"))) as service:
+        async with using(models, http, await models.named(http.query_params.get("model"))) as service:
             running = service.engine.counters.num_running
             total, context = service.engine.info.max_sequences, service.context
         if http.query_params.get("fail_on_no_slot") == "1" and running >= total:
@@ -211,11 +211,9 @@ def _sampling(body: wire.CompletionRequest) -> SamplingParams:
 def _logit_bias(given: wire.Bias) -> dict[int, float]:
     biases: dict[int, float] = {}
     for token, bias in given.items() if isinstance(given, dict) else given:
-        if not str(token).isdecimal():
-            raise InvalidRequest(f"logit_bias: {str(token)[:40]!r} is not a token id", param="logit_bias")
         if bias is True:
             raise InvalidRequest("logit_bias: a bias is a number, or false", param="logit_bias")
-        biases[int(token)] = -100.0 if bias is False else bias
+        biases[token_id(token)] = -100.0 if bias is False else bias
     return biases
 
 

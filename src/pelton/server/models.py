@@ -34,8 +34,7 @@ class Models:
 
     async def models(self) -> list[ModelCard]:
         """All that the caller can use, loaded or not, by name."""
-        cards = await self._pool.models()
-        return [card for card in cards if any(map(current().key.may_use, (card.id, *card.aliases)))]
+        return [card for card in await self._pool.models() if self._sees(card.id)]
 
     async def model(self, name: str) -> ModelCard:
         """One of them. Raises `ModelNotFound`."""
@@ -55,11 +54,11 @@ class Models:
 
     def services(self) -> list[Service]:
         """Those of the models that are loaded, by name: to look at, not to send requests to."""
-        return [service for service in self._pool.services() if current().key.may_use(service.name)]
+        return [service for service in self._pool.services() if self._sees(service.name)]
 
     def loaded(self) -> list[Resident]:
         """Those that take memory or are about to, by name."""
-        return [resident for resident in self._pool.loaded() if current().key.may_use(resident.name)]
+        return [resident for resident in self._pool.loaded() if self._sees(resident.name)]
 
     def memory(self) -> Memory:
         """What all loaded models share."""
@@ -67,7 +66,11 @@ class Models:
 
     async def available(self) -> list[StoredModel]:
         """Those of the store, by name."""
-        return [model for model in await self._pool.available() if current().key.may_use(model.name)]
+        return [model for model in await self._pool.available() if self._sees(model.name)]
+
+    def _sees(self, name: str) -> bool:
+        """May the caller use the model by one of its names?"""
+        return any(map(current().key.may_use, self._pool.names(name)))
 
     def pool_for(self, *names: str) -> Pool:
         """The pool, for what is done to the models of these names. Raises `ModelNotFound`."""

@@ -16,7 +16,8 @@ from pelton.errors import InvalidRequest, ModelNotFound, PeltonError
 from pelton.request import Request
 from pelton.server import ollama_models
 from pelton.server import ollama_types as wire
-from pelton.server.answer import answer, ignored_params
+from pelton.server.answer import answer, ignored_params, using
+from pelton.server.context import current
 from pelton.server.models import Models
 from pelton.server.ollama_prompt import asked, chat, check_context, keep_alive, refuse_images, single
 from pelton.server.ollama_reply import ChatReply, GenerateReply, error_body
@@ -78,7 +79,7 @@ def dialect(models: Models) -> Dialect:
         prepare: Callable[[Service], Awaitable[Request]],
     ) -> ASGIApp:
         asked_at = time.perf_counter()
-        async with models.use(body.model, keep_alive=keep_alive(body.keep_alive)) as service:
+        async with using(models, http, body.model, keep_alive=keep_alive(body.keep_alive)) as service:
             reply.loaded_at = time.perf_counter()
             reply.load_seconds = reply.loaded_at - asked_at
             reply.warnings = check_context(context, service.context)
@@ -88,11 +89,12 @@ def dialect(models: Models) -> Dialect:
     async def idle(http: HTTPRequest, body: wire.Common, reply: Reply) -> ASGIApp:
         """Without a prompt a request loads its model, or unloads it where it is to stay for no time."""
         if keep_alive(body.keep_alive) == 0:
+            current().require("models")
             await models.model(body.model)
             with suppress(ModelNotFound):  # it is not loaded
                 await unless_gone(http, models.pool_for(body.model).unload(body.model))
             return JSON(reply.idle("unload"))
-        async with models.use(body.model, keep_alive=keep_alive(body.keep_alive)):
+        async with using(models, http, body.model, keep_alive=keep_alive(body.keep_alive)):
             return JSON(reply.idle("load"))
 
     async def embed(http: HTTPRequest) -> ASGIApp:

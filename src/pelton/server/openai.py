@@ -202,10 +202,14 @@ def _left_open(body: wire.SamplingFields) -> tuple[str, ...]:
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:
     check_count("logit_bias", given, MAX_LOGIT_BIAS)
-    for token in given:
-        if not _TOKEN_ID.fullmatch(token):  # int() takes much more: " 5", "1_0"
-            raise InvalidRequest(f"logit_bias: {token[:40]!r} is not a token id", param="logit_bias")
-    return {int(token): bias for token, bias in given.items()}
+    return {token_id(token): bias for token, bias in given.items()}
+
+
+def token_id(given: str | int) -> int:
+    """A key of `logit_bias`."""
+    if not _TOKEN_ID.fullmatch(str(given)):  # int() takes much more: " 5", "1_0"
+        raise InvalidRequest(f"logit_bias: {str(given)[:40]!r} is not a token id", param="logit_bias")
+    return int(given)
 
 
 MAX_PROMPTS = 256

@@ -23,7 +23,7 @@ Method = Literal["GET", "POST", "PUT", "DELETE", "HEAD"]
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One method of one path. Its docstring is the summary."""
+    """One method of one path."""
 
     method: Method
     path: str

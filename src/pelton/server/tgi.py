@@ -15,7 +15,7 @@ from pelton.checks import MAX_CHOICES, MAX_STRINGS
 from pelton.errors import InvalidRequest
 from pelton.request import Grammar, Request, SamplingParams
 from pelton.server import tgi_types as wire
-from pelton.server.answer import answer
+from pelton.server.answer import answer, using
 from pelton.server.models import Models
 from pelton.server.operation import Dialect, Operation
 from pelton.server.tgi_reply import TGIReply, error_body, error_status
@@ -34,7 +34,7 @@ def dialect(models: Models) -> Dialect:
             raise InvalidRequest("decoder_input_details are not part of a stream", param="parameters")
         if is_stream and (asked.best_of or 1) > 1:
             raise InvalidRequest("best_of cannot be streamed: the best is known only at the end", param="parameters")
-        async with models.use(name := await models.named(body.model)) as service:
+        async with using(models, http, name := await models.named(body.model)) as service:
             ids = await unless_gone(http, service.encode_text(body.inputs, add_special=True, is_marked=True))
             request = Request(
                 id=f"tgi-{secrets.token_hex(12)}",
@@ -54,7 +54,7 @@ def dialect(models: Models) -> Dialect:
 
     async def info(http: HTTPRequest) -> Response:
         name = await models.named(http.query_params.get("model"))
-        async with models.use(name) as service:
+        async with using(models, http, name) as service:
             told = wire.Info(
                 model_id=name,
                 model_sha=service.fingerprint,

@@ -69,9 +69,7 @@ def switches_of(template: str, tags: Tags | None, request: Request) -> Switches:
         thinking = False
     if tags is None:
         asked = thinking or (effort is not None and effort != "none") or budget is not None
-        return Switches(
-            {}, None, ("this model does not think: what is asked about that changes nothing",) * bool(asked)
-        )
+        return Switches({}, None, (DOES_NOT_THINK,) * bool(asked))
     variables: dict[str, Any] = {}
     if effort is not None and effort != "none":
         if "reasoning_effort" in template:
