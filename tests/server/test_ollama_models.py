@@ -12,6 +12,7 @@ import pytest
 
 from pelton import config
 from pelton.pool import Pool
+from tests.server import mock_hub
 from tests.server.scripted import serving_pool
 from tests.unit.scripted_engine import Client
 from tests.unit.test_pool_store import put
@@ -181,3 +182,25 @@ def test_what_cannot_be_pulled(client):
     with pytest.raises(ollama.ResponseError, match="offline"):
         list(client.pull("owner/repo", stream=True))
     assert client.pull("base").status == "success"
+
+
+def test_a_pull_tells_how_far_it_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    Client.stand_in(monkeypatch)
+    data = Path(write_model(tmp_path / "tiny.gguf")).read_bytes()
+    sha256 = hashlib.sha256(data).hexdigest()
+    with mock_hub.running() as hub:
+        hub.files["tiny.Q4_0.gguf"] = data
+        pool = Pool(config.load(home=tmp_path / "home", hf_endpoint=hub.url), is_open=True)
+        with serving_pool(pool) as url:
+            client = ollama.Client(host=url)
+            lines = list(client.pull("owner/repo/tiny.Q4_0.gguf", stream=True))
+            assert (lines[0].status, lines[-1].status) == ("pulling manifest", "success")
+            of_file = [line for line in lines if line.status.startswith("pulling tiny")]
+            assert {(line.digest, line.total) for line in of_file} == {(f"sha256:{sha256}", len(data))}
+            assert of_file[-1].completed == len(data)
+            assert names(client) == ["owner/repo/tiny.Q4_0.gguf:latest"]
+            client.generate(names(client)[0], "Hi")
+            with pytest.raises(ollama.ResponseError, match="could not be fetched"):
+                client.pull("owner/repo/none.Q4_0.gguf")
+            client.close()
