@@ -101,6 +101,12 @@ def test_what_its_name_brings_along_holds_in_other_dialects(client, url):
         assert "You are Mario." in said(Client.made[0])
 
 
+def test_parameters_that_change_nothing_are_listed(url):
+    body = {"model": "new", "from": "base", "parameters": {"num_gpu": 1}, "stream": False}
+    answer = httpx.post(url + "/api/create", json=body).json()
+    assert answer == {"status": "success", "ignored_params": ["parameters.num_gpu"]}
+
+
 def test_one_is_made_of_one_that_was_made(client):
     client.create("one", from_="base", system="A.", parameters={"temperature": 0.5, "top_k": 3})
     client.create("two", from_="one", parameters={"top_k": 4})
@@ -153,6 +159,7 @@ def test_a_file_of_another_digest_is_refused(url, tmp_path):
         ({"from": "base", "quantize": "q4_0"}, 400, "does not quantize"),
         ({"from": "base", "adapters": {"a": "b"}}, 400, "adapters cannot be run"),
         ({"from": "base", "parameters": {"temperature": "hot"}}, 400, "parameters.temperature"),
+        ({"from": "base", "parameters": {"colour": "red"}}, 400, "there is no parameter 'colour'"),
         ({"from": "base", "template": "{{ .Prompt }}"}, 400, "Go's syntax ('{{ .Prompt }}')"),
         ({"files": {"a.gguf": "sha256:" + "0" * 64}}, 400, "send it first"),
         ({"files": {"../a": "sha256:" + "0" * 64}}, 400, "is not the name of a file"),

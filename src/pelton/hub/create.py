@@ -56,6 +56,8 @@ def bring(store: Store, path: Path) -> str:
 def check(preset: Preset) -> None:
     """Raise `InvalidRequest` for what cannot be kept."""
     options.meaning(preset.parameters, "parameters")
+    if unknown := sorted(preset.parameters.keys() - options.NAMES - options.NO_EFFECT):
+        raise InvalidRequest(f"there is no parameter {unknown[0][:40]!r}", param="parameters")
     texts = (preset.system, preset.template, *preset.license, *(each.content for each in preset.messages))
     if any(QUOTES in text for text in texts if text is not None):
         raise InvalidRequest(f"three quotes in a row ({QUOTES}) cannot be written in a Modelfile", param="system")

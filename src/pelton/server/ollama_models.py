@@ -13,7 +13,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from pelton import __version__
+from pelton import __version__, options
 from pelton.errors import InvalidRequest
 from pelton.pool import (
     Loading,
@@ -84,9 +84,9 @@ def operations(models: Models) -> tuple[Operation, ...]:
 
     async def pull(http: HTTPRequest) -> ASGIApp:
         body, extras = await read(http, wire.Named)
-        ignored_params(extras | ({"insecure": True} if body.insecure else {}), {})
+        ignored = ignored_params(extras | ({"insecure": True} if body.insecure else {}), {})
         name = _name(body)
-        return await _told(http, body.stream, lambda tell: models.pool_for(name).pull(name, _Teller(tell)))
+        return await _told(http, body.stream, ignored, lambda tell: models.pool_for(name).pull(name, _Teller(tell)))
 
     async def push(http: HTTPRequest) -> ASGIApp:
         body, _ = await read(http, wire.Named)
@@ -94,7 +94,8 @@ def operations(models: Models) -> tuple[Operation, ...]:
 
     async def create(http: HTTPRequest) -> ASGIApp:
         body, extras = await read(http, wire.OllamaCreateRequest)
-        ignored_params(extras, {})
+        unused = {f"parameters.{name}": True for name in options.NO_EFFECT & (body.parameters or {}).keys()}
+        ignored = ignored_params(extras | unused, {})
         _refuse(body)
 
         async def work(tell: Callable[[wire.OllamaStatus], None]) -> None:
@@ -107,7 +108,7 @@ def operations(models: Models) -> tuple[Operation, ...]:
                 await models.pool_for(body.model, body.base).create(body.model, body.base, preset)
             tell(wire.OllamaStatus(status="writing manifest"))
 
-        return await _told(http, body.stream, work)
+        return await _told(http, body.stream, ignored, work)
 
     async def copy(http: HTTPRequest) -> Response:
         body, extras = await read(http, wire.OllamaCopyRequest)
@@ -195,9 +196,10 @@ def tagged(name: str) -> str:
 Work = Callable[[Callable[[wire.OllamaStatus], None]], Awaitable[Any]]
 
 
-async def _told(http: HTTPRequest, is_stream: bool | None, work: Work) -> ASGIApp:
-    """Do `work`, which tells how far it is: as lines, or the end alone. What is wrong before it has told anything has
-    a status of its own. Where the client goes away, its work is given up."""
+async def _told(http: HTTPRequest, is_stream: bool | None, ignored: list[str], work: Work) -> ASGIApp:
+    """Do `work`, which tells how far it is: as lines, or the end alone, which lists what of the request was ignored.
+    What is wrong before it has told anything has a status of its own. Where the client goes away, its work is given
+    up."""
     queue: asyncio.Queue[wire.OllamaStatus | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
@@ -210,7 +212,7 @@ async def _told(http: HTTPRequest, is_stream: bool | None, work: Work) -> ASGIAp
     def tell_end() -> None:
         queue.put_nowait(None)
 
-    success = wire.OllamaStatus(status="success")
+    success = wire.OllamaStatus(status="success", ignored_params=ignored or None)
     if is_stream is False:
         await unless_gone(http, task)
         return JSON(success)

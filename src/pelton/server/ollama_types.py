@@ -310,6 +310,7 @@ class OllamaStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     digest: str | None = None
     total: int | None = None
     completed: int | None = None
+    ignored_params: list[str] | None = None
 
 
 class OllamaVersion(msgspec.Struct, frozen=True, kw_only=True):
