@@ -216,6 +216,12 @@ def test_what_is_refused(url, given, problem):
     assert response.json().keys() == {"error"}
 
 
+def test_a_template_in_gos_syntax_is_refused(client):
+    with pytest.raises(ollama.ResponseError, match="Go's syntax") as caught:
+        client.generate("scripted", "Hi", template="{{ .Prompt }}")
+    assert caught.value.status_code == 400
+
+
 def test_formats(client, service):
     client.chat(**CHAT, format="json")
     client.generate("scripted", "Hi", format=SCHEMA)

@@ -161,6 +161,7 @@ def test_a_file_of_another_digest_is_refused(url, tmp_path):
         ({"from": "base", "parameters": {"temperature": "hot"}}, 400, "parameters.temperature"),
         ({"from": "base", "parameters": {"colour": "red"}}, 400, "there is no parameter 'colour'"),
         ({"from": "base", "template": "{{ .Prompt }}"}, 400, "Go's syntax ('{{ .Prompt }}')"),
+        ({"from": "base", "template": "{% if"}, 422, "cannot be read"),
         ({"files": {"a.gguf": "sha256:" + "0" * 64}}, 400, "send it first"),
         ({"files": {"../a": "sha256:" + "0" * 64}}, 400, "is not the name of a file"),
         ({"from": "base", "model": "../x"}, 404, "cannot be a model's name"),

@@ -52,6 +52,7 @@ def test_from_a_file(store, tmp_path):
     ("text", "problem"),
     [
         ("FROM base\nADAPTER a", "pelton: Modelfile, line 2: ADAPTER: adapters cannot be run yet"),
+        ("FROM base\nTEMPLATE {% if", "pelton: the model's chat template cannot be read"),
         ("FROM ./none.gguf", "none.gguf"),
         ("FROM none", "there is no model named 'none'"),
     ],

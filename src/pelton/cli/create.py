@@ -12,6 +12,7 @@ from pelton.hub import catalogue, create, modelfile
 from pelton.hub.pull import pull
 from pelton.hub.store import Store
 from pelton.progress.display import Display
+from pelton.text.template import Template
 
 
 def run(name: str, path: Path) -> None:
@@ -21,6 +22,8 @@ def run(name: str, path: Path) -> None:
     settings = config.load().hub
     store = Store(settings)
     preset = described.preset
+    if preset.template is not None:
+        Template(preset.template).check()
     local = path.parent / Path(described.base).expanduser()
     if described.base.endswith(".gguf") and (local.is_file() or described.base.startswith((".", "/", "~"))):
         sha256 = create.bring(store, local)

@@ -120,12 +120,14 @@ class Shelf:
         """A name for the files of `base`, with `preset`. Raises `ModelNotFound`."""
         from pelton.hub import create
 
+        _check_template(preset)
         create.derive(self._store, name, self.find(base), preset)
 
     def create_of_blob(self, name: str, file: str, sha256: str, preset: Preset) -> None:
         """A name for a file that was sent."""
         from pelton.hub import create
 
+        _check_template(preset)
         create.name_blob(self._store, name, file, sha256, preset)
 
     def has_blob(self, sha256: str) -> bool:
@@ -180,6 +182,13 @@ class Shelf:
         else:
             facts |= _facts(opened, self._metadata(entry, opened))
         return StoredModel(name=entry.name, source=entry.source, size=entry.size, digest=digest, modified_at=0, **facts)
+
+
+def _check_template(preset: Preset) -> None:
+    from pelton.text.template import Template
+
+    if preset.template is not None:
+        Template(preset.template).check()
 
 
 def _open_file(path: Path) -> Checkpoint:

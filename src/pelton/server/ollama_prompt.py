@@ -11,6 +11,7 @@ import msgspec
 from pelton import options, structured
 from pelton.config import Seconds
 from pelton.errors import InvalidRequest
+from pelton.pool import jinja
 from pelton.request import Grammar, Message, Request, SamplingParams, Tool
 from pelton.server import ollama_types as wire
 from pelton.server.answer import left_open
@@ -75,7 +76,9 @@ def single(base: Request, body: wire.OllamaGenerateRequest) -> Request:
     """The prompt as one message of a chat."""
     system = (Message(role="system", content=body.system),) if body.system else ()
     messages = (*system, Message(role="user", content=body.prompt or ""))
-    return msgspec.structs.replace(base, messages=messages, chat_template=body.template or None)
+    return msgspec.structs.replace(
+        base, messages=messages, chat_template=jinja(body.template) if body.template else None
+    )
 
 
 def refuse_images(images: Sequence[Any] | None, where: str) -> None:

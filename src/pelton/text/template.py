@@ -25,6 +25,11 @@ class Template:
         self.source = source
         self._environment: minijinja.Environment | None = None
 
+    def check(self) -> None:
+        """Raise `UnsupportedModel` for what is no template."""
+        if self._environment is None:
+            self._compile()
+
     def run(self, /, **inputs: Any) -> str:
         """Render with these variables, whatever their names. Errors become `InvalidRequest`: they depend on the
         messages."""
