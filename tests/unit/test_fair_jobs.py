@@ -76,3 +76,16 @@ def test_closing_cancels_what_waits():
     jobs.go_on.set()
     assert waits.cancelled()
     assert jobs.first.result(30) == "first"
+
+
+def test_what_was_cancelled_is_not_held_until_its_turn():
+    jobs = Jobs()
+    grammars = [jobs.add(str(number), "a", number, 1.0) for number in range(5)]
+    for future in grammars[1:]:
+        future.cancel()
+    assert len(jobs.jobs._jobs) == 1
+    jobs.go_on.set()
+    assert grammars[0].result(30) == "0"
+    assert jobs.add("last", "b", 0, 1.0).result(30) == "last"
+    assert jobs.ran == ["first", "0", "last"]
+    jobs.jobs.close()

@@ -182,3 +182,30 @@ def test_drafts_are_masked_as_if_they_were_accepted(vocabulary, grammar, is_open
         for at, row in enumerate(rows):
             if missing := set(range(text.size)) - row:
                 assert alone.check([*drafts[:at], min(missing)]) == at
+
+
+def compiled(tokens: list[bytes], vocab_size: int, budget: int | None) -> Constraint | PeltonError:
+    grammars = Grammars(vocab_size)
+    grammars.learn(Vocabulary(tokens, control_ids=[], end_ids=[0]))
+    grammars.compile("r", None, Thinking(open="<think>", close="</think>", is_open=True, budget=budget))
+    while not grammars.is_ready:
+        time.sleep(0.001)
+    ((_, made),) = grammars.take()
+    grammars.close()
+    return made
+
+
+def test_logits_of_no_token_are_thoughts_like_any():
+    made = compiled([b"<end>", *VOCABULARIES["tags are tokens"]], 300, budget=9)
+    assert not isinstance(made, PeltonError)
+    made.accept(299)
+    assert made.check([299, 298]) == 2
+
+
+@pytest.mark.parametrize("missing", [b"\n", b"/"])
+def test_a_vocabulary_that_cannot_spell_the_end_has_no_budget(missing):
+    tokens = [b"<end>", *(each for each in VOCABULARIES["tags are spelt"][:256] if each != missing)]
+    refused = compiled(tokens, len(tokens), budget=9)
+    assert isinstance(refused, PeltonError)
+    assert refused.param == "reasoning_budget"
+    assert not isinstance(compiled(tokens, len(tokens), budget=None), PeltonError)

@@ -223,7 +223,10 @@ class Grammars:
             return answer
         if self._table is None:
             vocabulary = _known(self._vocabulary)
-            self._table = TokenTable(vocabulary.tokens[: self._vocab_size], vocabulary.end_ids)
+            self._table = TokenTable(_of_size(vocabulary.tokens, self._vocab_size), vocabulary.end_ids)
+        if thinking.budget is not None and not self._table.can_force(thinking.close.encode()):
+            message = f"this model's vocabulary cannot spell {thinking.close}, so its thoughts can have no budget"
+            raise InvalidRequest(message, param="reasoning_budget")
         return ThinkingConstraint(thinking, self._table, answer)
 
     def _compile_grammar(self, grammar: Grammar) -> GrammarConstraint:
@@ -280,13 +283,18 @@ def _result(compiled: Future[Constraint]) -> Constraint | PeltonError:
         return InternalError(f"the grammar could not be compiled: {error}")
 
 
+def _of_size(tokens: Rows[bytes], size: int) -> list[bytes]:
+    """One for each logit: those that are no tokens are empty."""
+    return [*tokens[:size], *[b""] * (size - len(tokens))]
+
+
 class _Bytes:
     """A vocabulary in the form that the library asks for."""
 
     is_tokenizer_wrapper = True
 
     def __init__(self, vocabulary: Vocabulary, size: int) -> None:
-        self.tokens = [*vocabulary.tokens[:size], *[b""] * (size - len(vocabulary.tokens))]
+        self.tokens = _of_size(vocabulary.tokens, size)
         self.special_token_ids = vocabulary.control_ids
         self.eos_token_id = vocabulary.end_ids[0]
         self.bos_token_id = None

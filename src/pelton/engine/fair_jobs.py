@@ -40,18 +40,28 @@ class FairJobs:
         with self._lock:
             self._jobs.append(job)
             self._thread.submit(self._run_next)
+        job.future.add_done_callback(lambda _: self._take_out(job))
         return job.future
+
+    def _take_out(self, job: _Job) -> None:
+        """What it holds is not kept until its turn would have come."""
+        with self._lock:
+            if job in self._jobs:
+                self._jobs.remove(job)
 
     def close(self) -> None:
         """Cancel what waits; what runs goes on to its end."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         with self._lock:
-            for job in self._jobs:
-                job.future.cancel()
+            jobs, self._jobs = self._jobs, []
+        for job in jobs:
+            job.future.cancel()
 
     def _run_next(self) -> None:
-        """In the thread, once for each job."""
+        """In the thread, once for each job, those that were cancelled included."""
         with self._lock:
+            if not self._jobs:
+                return
             job = min(self._jobs, key=lambda each: (self._spent[each.tenant], each.size))
             self._jobs.remove(job)
         if job.future.set_running_or_notify_cancel():

@@ -43,6 +43,11 @@ class TokenTable:
         lengths = range(min(len(text), self._longest), 0, -1)
         return next(self.ids[text[:length]] for length in lengths if text[:length] in self.ids)
 
+    def can_force(self, text: bytes) -> bool:
+        """Is there a token to force at each place of `text`, and of a line feed before it?"""
+        places = range(len(text))
+        return b"\n" in self.ids and all(any(text[at : end + 1] in self.ids for end in places[at:]) for at in places)
+
     def starting_with(self, text: bytes) -> list[int]:
         """The tokens that begin with `text`."""
         if text not in self._starting_with:
