@@ -126,6 +126,7 @@ def test_a_key_sees_the_models_that_it_may_use_and_no_others(url, keys, service)
 def test_a_key_for_an_alias_sees_the_model_that_has_it(url, keys):
     _, text = keys.create("ada", models=["alias"], scopes=["models"])
     assert [card["id"] for card in httpx.get(url + "/v1/models", headers=bearer(text)).json()["data"]] == ["scripted"]
+    assert httpx.get(url + "/v1/models/scripted", headers=bearer(text)).status_code == 200
     loaded = httpx.post(url + "/pelton/models/load", json={"model": "alias"}, headers=bearer(text))
     assert (loaded.status_code, loaded.json().get("name")) == (200, "scripted")
     pinned = httpx.post(

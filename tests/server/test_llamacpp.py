@@ -160,6 +160,12 @@ def test_props_and_slots(url, service):
     assert (response.status_code, response.json()["error"]["type"]) == (503, "unavailable_error")
 
 
+def test_a_prompt_of_more_parts_than_the_context_has_tokens_is_not_encoded(url):
+    error = post(url, "/completion", prompt=[5, "x"] * 50).json()["error"]
+    assert (error["type"], error["param"]) == ("exceed_context_size_error", "prompt")
+    assert "100 texts and ids" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("wrong", "param"),
     [

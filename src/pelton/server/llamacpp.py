@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from pelton import __version__, structured
 from pelton.checks import MAX_CHOICES, check_ids, check_range
-from pelton.errors import InvalidRequest, PeltonError, Unavailable
+from pelton.errors import ContextLengthExceeded, InvalidRequest, PeltonError, Unavailable
 from pelton.request import Request, SamplingParams
 from pelton.server import llamacpp_types as wire
 from pelton.server.answer import answer, ignored_params, using
@@ -182,6 +182,11 @@ async def _encoded(service: Service, given: str | list[str | int | list[str | in
 
 async def _mixed(service: Service, prompt: Sequence[str | int]) -> list[int]:
     """Texts and ids, one behind the other. Only a text at the beginning gets a begin token."""
+    if len(prompt) > service.context:  # each text is encoded in a thread's turn of its own
+        message = (
+            f"the prompt has {len(prompt)} texts and ids, but the context of this model is {service.context} tokens"
+        )
+        raise ContextLengthExceeded(message, param="prompt")
     ids: list[int] = []
     for i, part in enumerate(prompt):
         if isinstance(part, int):

@@ -76,7 +76,7 @@ class Models:
         """The pool, for what is done to the models of these names. Raises `ModelNotFound`."""
         key = current().key
         for name in names:
-            if not key.may_use(name):
+            if not self._sees(name):
                 message = f"there is no model {name[:200]!r} that the key {key.name!r} may use"
                 raise ModelNotFound(message, param="model")
         return self._pool
