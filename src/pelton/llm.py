@@ -146,8 +146,7 @@ class LLM:
 
         Text is plain text: control tokens in it stay text. `SamplingParams.stop` may be one string. `json_schema`,
         `regex`, `choice` or `grammar` (Lark or GBNF): what each answer must be. `use_tqdm`: show the batch's progress
-        where standard error is a terminal. An error of any
-        prompt (`InvalidRequest`) is raised and ends the batch.
+        where standard error is a terminal. An error of any prompt (`InvalidRequest`) is raised and ends the batch.
         """
         is_one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
         batch = cast("Sequence[Prompt]", [prompts] if is_one else prompts)
@@ -175,9 +174,10 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Result]:
         """Answer a conversation or a batch of them; one `Result` for each. Messages are as in OpenAI's API.
-        `json_schema`, `regex`, `choice` or `grammar` (Lark or GBNF): what each answer must be. `tools`:
-        `Tool`s, or tools as in OpenAI's API; the calls of an answer
-        are `Result.tool_calls`. `thinking`, `reasoning_effort`, `reasoning_budget`: as in `Request`."""
+        `json_schema`, `regex`, `choice` or `grammar` (Lark or GBNF): what each answer must be. `tools`: `Tool`s, or
+        tools as in OpenAI's API; the calls of an answer are `Result.tool_calls`. `thinking`, `reasoning_effort`,
+        `reasoning_budget`: as in `Request`.
+        """
         is_one = bool(messages) and isinstance(messages[0], Message | Mapping)
         batch = cast("Sequence[Conversation]", [messages] if is_one else messages)
         common = {

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 MAGIC = b"PELTONPW"
 VERSION = 1
-KEY_BYTES = 32
 _FIELDS = struct.Struct("<8sIIQQ32s")
 _CHECK_BYTES = 32
 _ALIGN = 4096
