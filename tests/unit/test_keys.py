@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pelton.errors import ConfigError, InvalidRequest, RateLimited, Unauthorized
+from pelton.errors import ConfigError, InvalidRequest, RateLimited, Unauthorized, Unavailable
 from pelton.request import Usage
 from pelton.server import limits
 from pelton.server.keys import ANYONE, KeyRing, KeyStore, given_keys
@@ -138,6 +138,18 @@ def test_a_store_that_is_none_is_refused(tmp_path):
         connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     with pytest.raises(ConfigError, match="newer Pelton"):
         Store(later)
+
+
+def test_a_store_that_is_full_or_damaged_later_is_told_of_as_such(store):
+    def fill(connection):
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+        connection.execute("INSERT INTO settings VALUES ('large', zeroblob(1000000))")
+
+    with pytest.raises(Unavailable, match="store cannot be used: database or disk is full"):
+        store.write(fill).result()
+    with pytest.raises(Unavailable, match="store cannot be used: no such table"):
+        store.read("SELECT * FROM what_was_lost")
 
 
 def test_a_piece_of_work_that_fails_leaves_nothing(store):

@@ -14,6 +14,7 @@ from pelton import config, logs
 if TYPE_CHECKING:
     from pelton.pool import Pool
     from pelton.server.listen import Server
+    from pelton.service import Service
 
 
 def serve(models: tuple[str, ...], *, served_name: str | None, any_model: bool, **options: Any) -> None:
@@ -39,9 +40,10 @@ async def _serve(named: dict[str, str], is_open: bool, settings: config.Config) 
     specs = read_models_file(Path(settings.pool.models_file), settings) if settings.pool.models_file else []
     models = named | {spec.name: spec.model for spec in specs if spec.is_preloaded and spec.name not in named}
     pool = Pool(settings, specs, is_open=is_open)
+    loads: list[asyncio.Future[Service]] = []
     try:
         with Display() as display:
-            loads = [asyncio.ensure_future(pool.load(model, display, name=name)) for name, model in models.items()]
+            loads += [asyncio.ensure_future(pool.load(model, display, name=name)) for name, model in models.items()]
             server = await asyncio.to_thread(_open, pool, settings.server)
             await asyncio.gather(*loads)
         host = f"[{settings.server.host}]" if ":" in settings.server.host else settings.server.host
@@ -56,6 +58,7 @@ async def _serve(named: dict[str, str], is_open: bool, settings: config.Config) 
         await server.run(announce)
     finally:
         await pool.close()
+        await asyncio.gather(*loads, return_exceptions=True)  # given up, where the address could not be had
 
 
 def _open(pool: Pool, settings: config.ServerConfig) -> Server:

@@ -8,17 +8,19 @@ after the other.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pelton.errors import ConfigError
+from pelton.errors import ConfigError, Unavailable
 
+log = logging.getLogger("pelton.server")
 T = TypeVar("T")
 
 BUSY_SECONDS = 5.0
@@ -41,7 +43,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 
 
 class Store:
-    """An open file. `read` belongs to one thread, the event loop's; `write` may be called from any."""
+    """An open file. `read` belongs to one thread, the event loop's; `write` may be called from any. Both raise
+    `Unavailable` where the file cannot be used any more: the disk is full, or it was damaged."""
 
     def __init__(self, path: Path) -> None:
         """Open the file, made where there is none. Raises `ConfigError` where it cannot be."""
@@ -76,16 +79,30 @@ class Store:
 
     def read(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """All rows that a SELECT gives."""
-        return self._reader.execute(statement, values).fetchall()
+        with self._usable():
+            return self._reader.execute(statement, values).fetchall()
 
     def write(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
         """Do `work` as one transaction in the store's thread, after what was handed over before. An exception in it
         undoes it."""
-        return self._thread.submit(self._transact, work)
+
+        def run() -> T:
+            with self._usable():
+                return self._transact(work)
+
+        return self._thread.submit(run)
 
     async def written(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """`write`, awaited."""
         return await asyncio.wrap_future(self.write(work))
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            log.error("the server's store %s cannot be used: %s", self.path, error)
+            raise Unavailable(f"the server's store cannot be used: {error}") from error
 
     def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
         connection = self._writer
