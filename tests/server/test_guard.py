@@ -225,11 +225,16 @@ def test_parameters_that_would_be_ignored(service):
         assert httpx.post(url + PATH, json=CHAT).status_code == 200
 
 
-def raw(url: str, data: bytes, *, pause: float = 0.0) -> bytes:
-    """What a server says to these bytes, each sent after a pause where there is one, until it closes."""
+def raw(url: str, data: bytes, *, pause: float = 0.0, pause_at: int = 0) -> bytes:
+    """What a server says to these bytes, each sent after a pause where there is one, until it closes. `pause_at`: after
+    so many of them it is given the time for an answer."""
     address = urlsplit(url)
     with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
         try:
+            if pause_at:
+                connection.sendall(data[:pause_at])
+                time.sleep(0.3)
+                data = data[pause_at:]
             for piece in [data] if not pause else [data[i : i + 1] for i in range(len(data))]:
                 connection.sendall(piece)
                 time.sleep(pause)
@@ -265,6 +270,19 @@ def test_what_is_sent_behind_a_request_is_bounded_too(service):
         assert b"408 Request" in raw(url, first + b"GET / HTTP/1.1\r\nx-slow: ")
         assert time.monotonic() - began < 9
     assert service.num_open == 0
+
+
+def test_the_rest_of_a_body_that_was_answered_before_is_no_head(service):
+    with serving(service, max_body=1000, max_headers=4000, header_timeout=1) as url:
+        with httpx.Client() as client:
+            for path, status in ((PATH, 413), ("/nowhere", 404), ("/health", 405)):
+                assert client.post(url + path, content=b"a" * 3_000_000).status_code == status
+        began = time.monotonic()
+        head = b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 900000\r\n\r\n"
+        for rest, says in ((b"", [b"404"]), (b"a" * 500_000, [b"404", b"408"])):  # never ends; ends, and nothing comes
+            answer = raw(url, head + b"a" * 400_000 + rest, pause_at=len(head))
+            assert re.findall(rb"HTTP/1.1 (\d+)", answer) == says
+        assert time.monotonic() - began < 8
 
 
 def test_whoever_says_it_letter_by_letter_is_shown_the_door(service):
