@@ -310,6 +310,25 @@ def test_an_idle_engine_that_dies_comes_back_by_itself(model: Path):
     served(model, body)
 
 
+def test_an_engine_whose_file_was_changed_says_so_at_once(tmp_path: Path, model: Path):
+    path = tmp_path / "changed.gguf"
+    path.write_bytes(model.read_bytes())
+
+    async def body(client: EngineClient) -> None:
+        path.write_bytes(b"GGUF")
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGKILL)
+        await until(lambda: client.pid is None and client.trouble is not None)
+        for id in ("a", "b"):
+            (failed,) = await asyncio.wait_for(collect(client, ask(id)), 5)
+            assert isinstance(failed, ErrorEvent)
+            assert failed.kind == "Unavailable"
+            assert "in vain so far: " in failed.message
+            assert "changed.gguf" in failed.message
+
+    served(path, body)
+
+
 def test_an_engine_in_this_thread_that_cannot_go_on_is_started_again(model: Path, monkeypatch: pytest.MonkeyPatch):
     def broken(engine: Engine) -> list[Event]:
         monkeypatch.undo()

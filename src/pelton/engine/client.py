@@ -124,6 +124,8 @@ class EngineClient:
         self._info: EngineInfo | None = None
         self._link: Link | None = None
         self._ready = asyncio.Event()
+        self.trouble: Exception | None = None
+        """Why the last try to start the engine again has failed."""
         self._streams: dict[str, asyncio.Queue[Event] | None] = {}
         """By request id; None: left by its reader, its end still to come."""
         self._unfold = Unfold()
@@ -205,6 +207,7 @@ class EngineClient:
             await link.close()
             raise
         self._link = link
+        self.trouble = None
         self._ready.set()
 
     def _new_link(self) -> Link:
@@ -218,12 +221,15 @@ class EngineClient:
         self._remember(found.files)
 
     async def _stream(self, request: EngineRequest) -> AsyncIterator[Event]:
+        # A file that is not what it was will hardly become that again.
+        patience = 0 if isinstance(self.trouble, errors.FormatError) else RESTART_WAIT
         try:
-            async with asyncio.timeout(RESTART_WAIT):
+            async with asyncio.timeout(None if self._ready.is_set() else patience):
                 while not self._ready.is_set():
                     await self._ready.wait()
         except TimeoutError:
-            yield ErrorEvent(request.id, "Unavailable", "the engine is being started again")
+            reason = "" if self.trouble is None else f", in vain so far: {self.trouble}"
+            yield ErrorEvent(request.id, "Unavailable", f"the engine is being started again{reason}")
             return
         if self._link is None:
             yield ErrorEvent(request.id, "Unavailable", "the engine was closed")
@@ -316,4 +322,5 @@ class EngineClient:
                 await self._open(Opening(self._same_memory))
             except Exception as error:  # also the system's: no process, no file descriptor is left
                 backoff = min(2 * backoff, MAX_BACKOFF)
+                self.trouble = error
                 log.error("the engine could not be started again: %s", error)
