@@ -168,7 +168,8 @@ def test_a_second_signal_ends_at_once_and_quietly(tmp_path, smollm2):
             time.sleep(0.01)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(10) == 0
-        said = [line for line in server.lines if "pelton.access" not in line]  # the answer that was cut has its line, too
+        # The answer that was cut has a line, too.
+        said = [line for line in server.lines if "pelton.access" not in line]
         assert "ending at once" in said[-1]
         assert not any("Traceback" in line for line in server.lines)
         assert not [pid for pid in engine if _is_alive(pid)]
