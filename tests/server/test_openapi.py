@@ -48,7 +48,7 @@ def test_whatever_is_sent_is_answered_as_described(url):
     for result in schema.get_all_operations():
         operation = result.ok()
 
-        @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+        @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
         @given(case=operation.as_strategy())
         def answers(case) -> None:
             response = case.call(timeout=20)
