@@ -11,10 +11,11 @@ import pytest
 from pelton.engine.draft_policy import BOUNDS, Drafting, DraftPolicy
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.pace import Pace, Shape
-from pelton.engine.scheduler import Scheduler, Work
+from pelton.engine.scheduler import Scheduler
 from pelton.engine.sequence import Sequence, SequenceGroup
 from pelton.engine.shadows import Shadows
 from pelton.engine.speculative import Speculation
+from pelton.engine.work import Work
 from tests.unit.test_speculation import COSTS, NOISE, count
 from tests.unit.toy_executor import request
 

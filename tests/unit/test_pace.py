@@ -12,8 +12,9 @@ import pytest
 from pelton.engine.batch import rows_of
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.pace import LEAST, MARGIN, PLAIN_STEPS, TARGET, Pace, Prices, Shape, num_pairs
-from pelton.engine.scheduler import Scheduler, Work
+from pelton.engine.scheduler import Scheduler
 from pelton.engine.sequence import Sequence, SequenceGroup
+from pelton.engine.work import Work
 from tests.unit.toy_executor import prompt, request
 
 Cost = Callable[[Shape], float]

@@ -11,7 +11,7 @@ from pelton.engine.engine import Engine
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.prefix_cache import first_seen
 from pelton.engine.protocol import Streams, Tokens, Unfold
-from pelton.engine.scheduler import Work
+from pelton.engine.work import Work
 from pelton.ops.data import BLOCK_TOKENS, Batch
 from pelton.request import EngineRequest, TokenEvent
 from tests.unit.toy_executor import Transcript, make_engine, prompt, request

@@ -13,7 +13,7 @@ from pelton.engine.sequence import Sequence
 from pelton.ops.data import I32, NULL_BLOCK, Batch
 
 if TYPE_CHECKING:
-    from pelton.engine.scheduler import Work
+    from pelton.engine.work import Work
 
 
 class Row(NamedTuple):

@@ -24,9 +24,9 @@ from pelton.engine.kv_memory import KVMemory
 from pelton.engine.pace import Pace, Shape
 from pelton.engine.runner import Runner
 from pelton.engine.sampling import Sampling
-from pelton.engine.scheduler import Work
 from pelton.engine.sequence import Sequence
 from pelton.engine.shadows import Shadows
+from pelton.engine.work import Work
 from pelton.ops.data import Batch
 
 

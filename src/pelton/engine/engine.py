@@ -29,10 +29,11 @@ from pelton.engine.profile import table
 from pelton.engine.protocol import Counters, EngineInfo, Events, Identified, Start, StepEvent, Tokens, Vocabulary
 from pelton.engine.runner import Runner
 from pelton.engine.sampling import Sampling
-from pelton.engine.scheduler import Scheduler, Work
+from pelton.engine.scheduler import Scheduler
 from pelton.engine.sequence import SequenceGroup
 from pelton.engine.speculative import Speculation, count_accepted
 from pelton.engine.tiers import DiskTier
+from pelton.engine.work import Work
 from pelton.errors import InternalError, InvalidRequest, Overloaded, PeltonError
 from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.digest import of_model
