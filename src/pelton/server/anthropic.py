@@ -20,7 +20,7 @@ from pelton.server.anthropic_cache import Keeper, kept, marked
 from pelton.server.anthropic_prompt import prompt
 from pelton.server.anthropic_reply import MessageReply, error_body, error_status
 from pelton.server.models import Models
-from pelton.server.operation import Dialect, Operation
+from pelton.server.operation import Dialect, post
 from pelton.server.wire import JSON, read, unless_gone
 
 
@@ -55,22 +55,20 @@ def dialect(models: Models) -> Dialect:
             return JSON(wire.Count(input_tokens=len(await unless_gone(http, service.encode(prompt(body))))))
 
     operations = (
-        Operation(
-            method="POST",
-            path="/v1/messages",
-            run=create,
-            summary="Answer a chat, in Anthropic's form",
-            body=wire.MessagesRequest,
-            answer=wire.MessageAnswer,
+        post(
+            "/v1/messages",
+            create,
+            "Answer a chat, in Anthropic's form",
+            wire.MessagesRequest,
+            wire.MessageAnswer,
             streams=("text/event-stream",),
         ),
-        Operation(
-            method="POST",
-            path="/v1/messages/count_tokens",
-            run=count,
-            summary="Count the tokens of a chat, in Anthropic's form",
-            body=wire.CountRequest,
-            answer=wire.Count,
+        post(
+            "/v1/messages/count_tokens",
+            count,
+            "Count the tokens of a chat, in Anthropic's form",
+            wire.CountRequest,
+            wire.Count,
         ),
     )
     return Dialect(

@@ -28,7 +28,7 @@ from pelton.server.metrics import Metrics
 from pelton.server.models import Models
 from pelton.server.openai_reply import error_body
 from pelton.server.openai_types import ErrorAnswer
-from pelton.server.operation import Dialect, ErrorForms, Operation, route
+from pelton.server.operation import Dialect, ErrorForms, get, route
 from pelton.server.store import Store
 from pelton.server.tracing import Tracer
 from pelton.server.wire import JSON
@@ -94,19 +94,16 @@ class App:
                 return JSON(Health(status="draining"), status_code=503)
             return JSON(Health(status="ok"))
 
-        check = Operation(
-            method="GET", path="/health", run=health, summary="Is the server up?", answer=Health, is_open=True
-        )
+        check = get("/health", health, "Is the server up?", Health, is_open=True)
 
         async def metrics(request: Request) -> Response:
             text, media_type = self._metrics.expose(request.headers.get("accept", ""))
             return Response(text, media_type=media_type)
 
-        scrape = Operation(
-            method="GET",
-            path="/metrics",
-            run=metrics,
-            summary="Show Prometheus metrics",
+        scrape = get(
+            "/metrics",
+            metrics,
+            "Show Prometheus metrics",
             scope="metrics",
             streams=("text/plain", "application/openmetrics-text"),
         )
@@ -115,9 +112,7 @@ class App:
             self._openapi = self._openapi or openapi.document(self._dialects)
             return JSON(self._openapi)
 
-        describing = Operation(
-            method="GET", path="/openapi.json", run=describe, summary="Describe this API", answer=dict[str, Any]
-        )
+        describing = get("/openapi.json", describe, "Describe this API", dict[str, Any])
         return Dialect(
             operations=(check, scrape, describing, *prefix_cache.operations(models), *residents.operations(models)),
             prefixes=(),

@@ -20,7 +20,7 @@ from pelton.server.answer import answer, ignored_params, using
 from pelton.server.llamacpp_reply import LlamaReply, error_body
 from pelton.server.models import Models
 from pelton.server.openai import message, token_id, tool
-from pelton.server.operation import Dialect, Operation
+from pelton.server.operation import Dialect, get, post
 from pelton.server.wire import JSON, read, unless_gone
 
 if TYPE_CHECKING:
@@ -108,25 +108,20 @@ def dialect(models: Models) -> Dialect:
     async def rank(http: HTTPRequest) -> NoReturn:
         raise NotOffered("ranking needs a model that scores pairs of texts, and Pelton runs none yet")
 
-    def post(path: str, run: Any, summary: str, body: Any, result: Any, streams: tuple[str, ...] = ()) -> Operation:
-        return Operation(method="POST", path=path, run=run, summary=summary, body=body, answer=result, streams=streams)
-
     sse = ("text/event-stream",)
     completion = wire.Completion | list[wire.Completion]
     operations = (
-        post("/completion", complete, "Go on with a text, as llama.cpp", wire.CompletionRequest, completion, sse),
-        post("/completions", complete, "The same as /completion", wire.CompletionRequest, completion, sse),
-        post("/infill", infill, "Fill in between two texts", wire.InfillRequest, completion, sse),
+        post(
+            "/completion", complete, "Go on with a text, as llama.cpp", wire.CompletionRequest, completion, streams=sse
+        ),
+        post("/completions", complete, "The same as /completion", wire.CompletionRequest, completion, streams=sse),
+        post("/infill", infill, "Fill in between two texts", wire.InfillRequest, completion, streams=sse),
         post("/tokenize", tokenize, "A text's tokens", wire.TokenizeRequest, wire.Tokens),
         post("/detokenize", detokenize, "The text of tokens", wire.DetokenizeRequest, wire.Content),
         post("/apply-template", apply_template, "A chat as a text", wire.TemplateRequest, wire.Rendered),
-        Operation(method="GET", path="/props", run=props, summary="What the model is", answer=wire.Props),
-        Operation(method="GET", path="/slots", run=slots, summary="Places for sequences", answer=list[wire.Slot]),
-        *(
-            Operation(method="POST", path=path, run=rank, summary="Not offered yet", is_offered=False)
-            for path in PATHS
-            if "rank" in path or "score" in path
-        ),
+        get("/props", props, "What the model is", wire.Props),
+        get("/slots", slots, "Places for sequences", list[wire.Slot]),
+        *(post(path, rank, "Not offered yet", is_offered=False) for path in PATHS if "rank" in path or "score" in path),
     )
     return Dialect(operations=operations, prefixes=PATHS, error_body=error_body, error=wire.LlamaError)
 

@@ -21,7 +21,7 @@ from pelton.server.context import current
 from pelton.server.models import Models
 from pelton.server.ollama_prompt import asked, chat, check_context, keep_alive, refuse_images, single
 from pelton.server.ollama_reply import ChatReply, GenerateReply, error_body
-from pelton.server.operation import Dialect, Operation
+from pelton.server.operation import Dialect, post
 from pelton.server.wire import JSON, LINES, read, unless_gone
 
 if TYPE_CHECKING:
@@ -106,39 +106,29 @@ def dialect(models: Models) -> Dialect:
         raise await _no_embeddings(models, body.model)
 
     operations = (
-        Operation(
-            method="POST",
-            path="/api/generate",
-            run=run_generate,
-            summary="Answer a prompt, in Ollama's form",
-            body=wire.OllamaGenerateRequest,
-            answer=wire.OllamaGeneration,
+        post(
+            "/api/generate",
+            run_generate,
+            "Answer a prompt, in Ollama's form",
+            wire.OllamaGenerateRequest,
+            wire.OllamaGeneration,
             streams=(LINES,),
         ),
-        Operation(
-            method="POST",
-            path="/api/chat",
-            run=run_chat,
-            summary="Answer a chat, in Ollama's form",
-            body=wire.OllamaChatRequest,
-            answer=wire.OllamaChatAnswer,
+        post(
+            "/api/chat",
+            run_chat,
+            "Answer a chat, in Ollama's form",
+            wire.OllamaChatRequest,
+            wire.OllamaChatAnswer,
             streams=(LINES,),
         ),
-        Operation(
-            method="POST",
-            path="/api/embed",
-            run=embed,
-            summary="Embed texts, in Ollama's form",
-            body=wire.OllamaEmbedRequest,
-            answer=wire.OllamaEmbeddings,
-        ),
-        Operation(
-            method="POST",
-            path="/api/embeddings",
-            run=embeddings,
-            summary="Embed a text, in Ollama's older form",
-            body=wire.OllamaEmbeddingsRequest,
-            answer=wire.OllamaEmbedding,
+        post("/api/embed", embed, "Embed texts, in Ollama's form", wire.OllamaEmbedRequest, wire.OllamaEmbeddings),
+        post(
+            "/api/embeddings",
+            embeddings,
+            "Embed a text, in Ollama's older form",
+            wire.OllamaEmbeddingsRequest,
+            wire.OllamaEmbedding,
         ),
         *ollama_models.operations(models),
     )

@@ -29,7 +29,7 @@ from pelton.server import ollama_types as wire
 from pelton.server.answer import ignored_params, known
 from pelton.server.models import Models
 from pelton.server.ollama_reply import error_body, timestamp
-from pelton.server.operation import Operation
+from pelton.server.operation import Operation, get, post
 from pelton.server.wire import JSON, LINES, EventStream, json_line, read, unless_gone
 
 FOREVER = 253402300799.0
@@ -141,48 +141,37 @@ def operations(models: Models) -> tuple[Operation, ...]:
             raise InvalidRequest("the client went away before its file had arrived") from None
         return Response(status_code=201)
 
-    def manage(path: str, run: Callable[[HTTPRequest], Awaitable[ASGIApp]], summary: str, **more: Any) -> Operation:
-        return Operation(**{"method": "POST", "path": path, "run": run, "summary": summary, "scope": "models", **more})
-
-    status = {"answer": wire.OllamaStatus, "streams": (LINES,)}
     blob = "/api/blobs/{digest}"
     return (
-        Operation(
-            method="GET",
-            path="/api/tags",
-            run=tags,
-            summary="List the models, in Ollama's form",
-            answer=wire.OllamaModels,
+        get("/api/tags", tags, "List the models, in Ollama's form", wire.OllamaModels),
+        get("/api/ps", ps, "List the loaded models, in Ollama's form", wire.OllamaProcesses),
+        get("/api/version", version, "Tell which of Ollama's APIs this is", wire.OllamaVersion),
+        post("/api/show", show, "Show a model, in Ollama's form", wire.Named, wire.OllamaShow),
+        post("/api/pull", pull, "Fetch a model", wire.Named, wire.OllamaStatus, scope="models", streams=(LINES,)),
+        post(
+            "/api/push",
+            push,
+            "Say that models are not pushed",
+            wire.Named,
+            wire.OllamaStatus,
+            scope="models",
+            streams=(LINES,),
         ),
-        Operation(
-            method="GET",
-            path="/api/ps",
-            run=ps,
-            summary="List the loaded models, in Ollama's form",
-            answer=wire.OllamaProcesses,
+        post(
+            "/api/create",
+            create,
+            "Make a model of another",
+            wire.OllamaCreateRequest,
+            wire.OllamaStatus,
+            scope="models",
+            streams=(LINES,),
         ),
+        post("/api/copy", copy, "Give a model one more name", wire.OllamaCopyRequest, scope="models"),
         Operation(
-            method="GET",
-            path="/api/version",
-            run=version,
-            summary="Tell which of Ollama's APIs this is",
-            answer=wire.OllamaVersion,
+            method="DELETE", path="/api/delete", run=delete, summary="Remove a model", scope="models", body=wire.Named
         ),
-        Operation(
-            method="POST",
-            path="/api/show",
-            run=show,
-            summary="Show a model, in Ollama's form",
-            body=wire.Named,
-            answer=wire.OllamaShow,
-        ),
-        manage("/api/pull", pull, "Fetch a model", body=wire.Named, **status),
-        manage("/api/push", push, "Say that models are not pushed", body=wire.Named, **status),
-        manage("/api/create", create, "Make a model of another", body=wire.OllamaCreateRequest, **status),
-        manage("/api/copy", copy, "Give a model one more name", body=wire.OllamaCopyRequest),
-        manage("/api/delete", delete, "Remove a model", body=wire.Named, method="DELETE"),
-        manage(blob, has_blob, "Is a file here?", method="HEAD"),
-        manage(blob, send_blob, "Send a file", is_file=True),
+        Operation(method="HEAD", path=blob, run=has_blob, summary="Is a file here?", scope="models"),
+        post(blob, send_blob, "Send a file", scope="models", is_file=True),
     )
 
 

@@ -22,7 +22,7 @@ from pelton.server.answer import answer, left_open
 from pelton.server.models import Models
 from pelton.server.openai_reply import ChatReply, CompletionReply, error_body
 from pelton.server.openai_structured import grammar_of
-from pelton.server.operation import Dialect, Operation
+from pelton.server.operation import Dialect, get, post
 from pelton.server.wire import JSON, read
 
 
@@ -87,28 +87,24 @@ def dialect(models: Models) -> Dialect:
         return JSON(_card(await models.model(http.path_params["name"])))
 
     operations = (
-        Operation(
-            method="POST",
-            path="/v1/chat/completions",
-            run=chat,
-            summary="Answer a chat",
-            body=wire.ChatRequest,
-            answer=wire.Answer[wire.ChatChoice],
+        post(
+            "/v1/chat/completions",
+            chat,
+            "Answer a chat",
+            wire.ChatRequest,
+            wire.Answer[wire.ChatChoice],
             streams=("text/event-stream",),
         ),
-        Operation(
-            method="POST",
-            path="/v1/completions",
-            run=completions,
-            summary="Go on with a text",
-            body=wire.CompletionRequest,
-            answer=wire.Answer[wire.CompletionChoice],
+        post(
+            "/v1/completions",
+            completions,
+            "Go on with a text",
+            wire.CompletionRequest,
+            wire.Answer[wire.CompletionChoice],
             streams=("text/event-stream",),
         ),
-        Operation(method="GET", path="/v1/models", run=listing, summary="List the models", answer=wire.ModelList),
-        Operation(
-            method="GET", path="/v1/models/{name:path}", run=model, summary="Show one model", answer=wire.ModelCard
-        ),
+        get("/v1/models", listing, "List the models", wire.ModelList),
+        get("/v1/models/{name:path}", model, "Show one model", wire.ModelCard),
     )
     return Dialect(operations=operations, prefixes=("/v1",), error_body=error_body, error=wire.ErrorAnswer)
 

@@ -19,6 +19,7 @@ from pelton.server import body, keys
 from pelton.server.context import current
 
 Method = Literal["GET", "POST", "PUT", "DELETE", "HEAD"]
+Run = Callable[[HTTPRequest], Awaitable[ASGIApp]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class Operation:
     method: Method
     path: str
     """As Starlette writes them: /v1/models/{name:path}."""
-    run: Callable[[HTTPRequest], Awaitable[ASGIApp]]
+    run: Run
     """Gives the answer. What is wrong with the request is raised."""
     summary: str
     scope: keys.Scope = "inference"
@@ -50,6 +51,16 @@ class Operation:
     def is_limited(self) -> bool:
         """Does it count as one of the requests that a key may make in a minute?"""
         return self.scope == "inference" and self.method == "POST"
+
+
+def get(path: str, run: Run, summary: str, answer: Any = None, **more: Any) -> Operation:
+    """An operation that reads. `more`: fields of `Operation`."""
+    return Operation(method="GET", path=path, run=run, summary=summary, answer=answer, **more)
+
+
+def post(path: str, run: Run, summary: str, body: Any = None, answer: Any = None, **more: Any) -> Operation:
+    """An operation that does something, with what its body asks for. `more`: fields of `Operation`."""
+    return Operation(method="POST", path=path, run=run, summary=summary, body=body, answer=answer, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from pelton.request import Request
 from pelton.server import openai_types as openai
 from pelton.server.models import Models
 from pelton.server.openai import message
-from pelton.server.operation import Operation
+from pelton.server.operation import Operation, get, post
 from pelton.server.wire import JSON, read, unless_gone
 
 
@@ -114,10 +114,8 @@ def operations(models: Models) -> tuple[Operation, ...]:
 
     path = "/v1/prefix_cache/pins"
     return (
-        Operation(
-            method="POST", path=path, run=create, summary="Pin a prompt", scope="models", body=PinRequest, answer=Pin
-        ),
-        Operation(method="GET", path=path, run=listing, summary="List the pins", scope="models", answer=PinList),
+        post(path, create, "Pin a prompt", PinRequest, Pin, scope="models"),
+        get(path, listing, "List the pins", PinList, scope="models"),
         Operation(
             method="DELETE",
             path="/v1/prefix_cache/pins/{id}",

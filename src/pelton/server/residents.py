@@ -17,7 +17,7 @@ from starlette.responses import Response
 from pelton.errors import InvalidRequest
 from pelton.pool import Memory, Resident, StoredModel
 from pelton.server.models import Models
-from pelton.server.operation import Operation
+from pelton.server.operation import Operation, get, post
 from pelton.server.wire import JSON, read, unless_gone
 
 
@@ -82,35 +82,10 @@ def operations(models: Models) -> tuple[Operation, ...]:
 
     path = "/pelton/models"
     return (
-        Operation(
-            method="GET", path=path, run=listing, summary="List the loaded models", scope="models", answer=ResidentList
-        ),
-        Operation(
-            method="GET",
-            path=f"{path}/store",
-            run=store,
-            summary="List the models of the store",
-            scope="models",
-            answer=StoredList,
-        ),
-        Operation(
-            method="POST",
-            path=f"{path}/load",
-            run=load,
-            summary="Load a model",
-            scope="models",
-            body=LoadRequest,
-            answer=Resident,
-        ),
-        Operation(
-            method="POST",
-            path=f"{path}/unload",
-            run=unload,
-            summary="Unload a model",
-            scope="models",
-            body=UnloadRequest,
-            answer=Unloaded,
-        ),
+        get(path, listing, "List the loaded models", ResidentList, scope="models"),
+        get(f"{path}/store", store, "List the models of the store", StoredList, scope="models"),
+        post(f"{path}/load", load, "Load a model", LoadRequest, Resident, scope="models"),
+        post(f"{path}/unload", unload, "Unload a model", UnloadRequest, Unloaded, scope="models"),
     )
 
 

@@ -17,7 +17,7 @@ from pelton.request import Grammar, Request, SamplingParams
 from pelton.server import tgi_types as wire
 from pelton.server.answer import answer, using
 from pelton.server.models import Models
-from pelton.server.operation import Dialect, Operation
+from pelton.server.operation import Dialect, get, post
 from pelton.server.tgi_reply import TGIReply, error_body, error_status
 from pelton.server.wire import JSON, read, unless_gone
 
@@ -68,23 +68,21 @@ def dialect(models: Models) -> Dialect:
         return JSON(told)
 
     operations = (
-        Operation(
-            method="POST",
-            path="/generate",
-            run=generate,
-            summary="Go on with a text, as text-generation-inference",
-            body=wire.GenerateRequest,
-            answer=wire.Generated,
+        post(
+            "/generate",
+            generate,
+            "Go on with a text, as text-generation-inference",
+            wire.GenerateRequest,
+            wire.Generated,
         ),
-        Operation(
-            method="POST",
-            path="/generate_stream",
-            run=generate_stream,
-            summary="The same, token by token",
-            body=wire.GenerateRequest,
+        post(
+            "/generate_stream",
+            generate_stream,
+            "The same, token by token",
+            wire.GenerateRequest,
             streams=("text/event-stream",),
         ),
-        Operation(method="GET", path="/info", run=info, summary="What the server can", answer=wire.Info),
+        get("/info", info, "What the server can", wire.Info),
     )
     return Dialect(
         operations=operations,
