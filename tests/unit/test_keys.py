@@ -42,6 +42,13 @@ def test_a_key_is_found_by_its_text_alone_and_the_file_has_no_text(store):
     assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
 
 
+def test_a_file_that_others_may_read_is_closed_to_them(tmp_path):
+    path = tmp_path / "server.sqlite"
+    path.touch(0o644)
+    Store(path).close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
 def test_processes_that_share_a_file_share_its_keys_at_once(store):
     keys, others = KeyStore(store), Store(store.path)
     ring = KeyRing([], KeyStore(others))

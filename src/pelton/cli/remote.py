@@ -76,7 +76,8 @@ def _ask(method: str, path: str, body: Any, *, url: str | None, api_key: str | N
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(address + path, data, {"content-type": "application/json"}, method=method)
     if settings.server.api_key:
-        request.add_header("authorization", f"Bearer {settings.server.api_key}")
+        # Not for where the answer may redirect to.
+        request.add_unredirected_header("authorization", f"Bearer {settings.server.api_key}")
     try:
         with urllib.request.urlopen(request) as answer:
             text: str = answer.read().decode()

@@ -52,6 +52,7 @@ class Store:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            path.chmod(0o600)  # also one that has been copied here: it holds what hashes keys
             self._writer = self._connect()
             self._transact(self._migrate)
             self._reader = self._connect()
