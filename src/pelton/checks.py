@@ -15,6 +15,8 @@ MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STRINGS = 64
 """Of `stop` and of `dry_sequence_breakers`."""
+MAX_PROMPTS = 256
+"""Prompts of one request."""
 MAX_BAD_WORDS = 1024
 MAX_STRING_LENGTH = 1024
 MAX_LOGIT_BIAS = 4096

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from pelton.errors import ContextLengthExceeded, EngineDied, InsufficientMemory, Overloaded, TimedOut
 from pelton.request import TextDelta, TextFinish, ToolCallBegin, ToolCallDelta, ToolCallEnd
-from tests.server.scripted import ScriptedService, serving
+from tests.server.scripted import serving
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = {"model": "scripted", "max_tokens": 50, "messages": MESSAGES}
@@ -39,17 +39,6 @@ EVENTS = (
     ToolCallEnd(choice=0, index=1),
     TextFinish(choice=0, reason="tool_calls", warnings=("Look out.",)),
 )
-
-
-@pytest.fixture
-def service() -> ScriptedService:
-    return ScriptedService()
-
-
-@pytest.fixture
-def url(service: ScriptedService) -> Iterator[str]:
-    with serving(service, max_body=100_000) as address:
-        yield address
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from pelton.errors import Overloaded
 from pelton.request import Tool, ToolChoice
-from tests.server.scripted import ScriptedService, serving
+from tests.server.scripted import ScriptedService
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = {"model": "scripted", "max_tokens": 50, "messages": MESSAGES}
@@ -20,17 +20,6 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 WEATHER = {"name": "weather", "description": "Of a city.", "input_schema": SCHEMA}
 MARK = {"type": "ephemeral"}
 HOUR = {"type": "ephemeral", "ttl": "1h"}
-
-
-@pytest.fixture
-def service() -> ScriptedService:
-    return ScriptedService()
-
-
-@pytest.fixture
-def url(service: ScriptedService) -> Iterator[str]:
-    with serving(service) as address:
-        yield address
 
 
 @pytest.fixture

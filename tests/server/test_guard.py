@@ -46,11 +46,6 @@ def keys(file: Path) -> Iterator[KeyStore]:
 
 
 @pytest.fixture
-def service() -> ScriptedService:
-    return ScriptedService()
-
-
-@pytest.fixture
 def url(service: ScriptedService, file: Path) -> Iterator[str]:
     with serving(service, store=str(file)) as address:
         yield address

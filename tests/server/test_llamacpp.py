@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import httpx2 as httpx
 import pytest
 
 from pelton.errors import ContextLengthExceeded
 from pelton.request import Grammar, TextDelta, TextFinish
-from tests.server.scripted import ScriptedService, serving
-
-
-@pytest.fixture
-def service() -> ScriptedService:
-    return ScriptedService()
-
-
-@pytest.fixture
-def url(service: ScriptedService) -> Iterator[str]:
-    with serving(service) as address:
-        yield address
 
 
 def post(url: str, path: str, **body: object) -> httpx.Response:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2 as httpx
@@ -27,12 +26,6 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 @pytest.fixture
 def service() -> ScriptedService:
     return ScriptedService(queued=0.25, delay=0.3)
-
-
-@pytest.fixture
-def url(service: ScriptedService) -> Iterator[str]:
-    with serving(service) as address:
-        yield address
 
 
 def scrape(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

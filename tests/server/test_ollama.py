@@ -33,11 +33,6 @@ EVENTS = (
 
 
 @pytest.fixture
-def service() -> ScriptedService:
-    return ScriptedService()
-
-
-@pytest.fixture
 def pool(service: ScriptedService) -> ScriptedPool:
     return ScriptedPool(service)
 

@@ -16,21 +16,9 @@ import pytest
 from pelton.errors import ContextLengthExceeded, Overloaded
 from pelton.request import TextDelta, TextEvent
 from pelton.server import answer
-from tests.server.scripted import ScriptedService, serving
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = {"model": "scripted", "messages": MESSAGES}
-
-
-@pytest.fixture
-def service() -> ScriptedService:
-    return ScriptedService()
-
-
-@pytest.fixture
-def url(service: ScriptedService) -> Iterator[str]:
-    with serving(service, max_body=100_000) as address:
-        yield address
 
 
 @pytest.fixture

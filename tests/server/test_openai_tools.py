@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from pelton.request import TextDelta, TextFinish, Tool, ToolCallBegin, ToolCallDelta, ToolCallEnd, ToolChoice
-from tests.server.scripted import ScriptedService, serving
+from tests.server.scripted import ScriptedService
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -36,12 +36,6 @@ EVENTS = (
 @pytest.fixture
 def service() -> ScriptedService:
     return ScriptedService(events=EVENTS)
-
-
-@pytest.fixture
-def url(service: ScriptedService) -> Iterator[str]:
-    with serving(service) as address:
-        yield address
 
 
 @pytest.fixture

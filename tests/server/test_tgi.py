@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import httpx2 as httpx
 import pytest
 
 from pelton.errors import Overloaded
 from pelton.request import TextDelta, TextFinish, TextPrompt
-from tests.server.scripted import ScriptedService, serving, token
-
-
-@pytest.fixture
-def service() -> ScriptedService:
-    return ScriptedService()
-
-
-@pytest.fixture
-def url(service: ScriptedService) -> Iterator[str]:
-    with serving(service) as address:
-        yield address
+from tests.server.scripted import token
 
 
 def post(url: str, path: str, inputs: str = "Hi", **parameters: object) -> httpx.Response:

@@ -29,7 +29,7 @@ from pelton.engine.shadows import Shadows
 MAX_DEPTH = 8
 """Tokens of a draft."""
 LEAST_GAIN = 1.04
-"""Predicted gain in speed below which the draft model is left alone: predictions are off by a little."""
+"""Predicted gain in speed below which nothing is drafted: predictions are off by a little."""
 PAST = 0.8
 """At this share of the best speed, longer drafts are looked at no more."""
 READY = 16

@@ -20,7 +20,7 @@ from itertools import chain, islice
 from pelton.backends.base import Sampled
 from pelton.engine.acceptance import Acceptance
 from pelton.engine.batch import Row
-from pelton.engine.draft_policy import Drafting, DraftPolicy, Plan, with_rows
+from pelton.engine.draft_policy import LEAST_GAIN, PAST, Drafting, DraftPolicy, Plan, with_rows
 from pelton.engine.lookup import LONGEST, Lookup
 from pelton.engine.pace import Pace, Shape
 from pelton.engine.sequence import Sequence
@@ -29,12 +29,8 @@ MAX_DRAFT = 32
 """Tokens of a draft."""
 MAX_LOOKED = 16
 """Sequences that a step looks at for drafts: its time on the host is bounded. Others have their turn in the next."""
-LEAST_GAIN = 1.04
-"""Predicted gain in speed below which a step is left plain: predictions are off by a little."""
 LEAST_CHANCE = 0.04
 """A drafted token that is less likely to be accepted is not looked at."""
-PAST = 0.8
-"""At this share of the best speed, longer drafts are looked at no more."""
 FIRST_PROBE, LAST_PROBE = 16, 1024
 """Steps with offers to the first one that drafts more than seems best, to see what more rows cost; the time to the
 next one doubles."""

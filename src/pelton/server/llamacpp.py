@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from pelton import __version__, structured
-from pelton.checks import MAX_CHOICES, check_ids, check_range
+from pelton.checks import MAX_CHOICES, MAX_PROMPTS, check_ids, check_range
 from pelton.errors import ContextLengthExceeded, InvalidRequest, PeltonError, Unavailable
 from pelton.request import Request, SamplingParams
 from pelton.server import llamacpp_types as wire
@@ -26,7 +26,6 @@ from pelton.server.wire import JSON, read, unless_gone
 if TYPE_CHECKING:
     from pelton.service import Service
 
-MAX_PROMPTS = 256
 _RENAMED = {"repeat_penalty": "repetition_penalty", "mirostat": "mirostat_mode"}
 _SAME = (
     "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold",

@@ -13,7 +13,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from pelton.checks import MAX_LOGIT_BIAS, check_count
+from pelton.checks import MAX_LOGIT_BIAS, MAX_PROMPTS, check_count
 from pelton.errors import InvalidRequest
 from pelton.pool import ModelCard
 from pelton.request import Message, Request, SamplingParams, Tool, ToolChoice
@@ -206,9 +206,6 @@ def token_id(given: str | int) -> int:
     if not _TOKEN_ID.fullmatch(str(given)):  # int() takes much more: " 5", "1_0"
         raise InvalidRequest(f"logit_bias: {str(given)[:40]!r} is not a token id", param="logit_bias")
     return int(given)
-
-
-MAX_PROMPTS = 256
 
 
 def _prompts(base: Request, prompt: str | list[str | int | list[int]]) -> list[Request]:
