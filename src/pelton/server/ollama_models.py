@@ -45,18 +45,65 @@ class NotHere(InvalidRequest):
 
 def operations(models: Models) -> tuple[Operation, ...]:
     """The operations."""
+    here = _Administration(models)
+    blob = "/api/blobs/{digest}"
+    return (
+        get("/api/tags", here.tags, "List the models, in Ollama's form", wire.OllamaModels),
+        get("/api/ps", here.ps, "List the loaded models, in Ollama's form", wire.OllamaProcesses),
+        get("/api/version", here.version, "Tell which of Ollama's APIs this is", wire.OllamaVersion),
+        post("/api/show", here.show, "Show a model, in Ollama's form", wire.Named, wire.OllamaShow),
+        post("/api/pull", here.pull, "Fetch a model", wire.Named, wire.OllamaStatus, scope="models", streams=(LINES,)),
+        post(
+            "/api/push",
+            here.push,
+            "Say that models are not pushed",
+            wire.Named,
+            wire.OllamaStatus,
+            scope="models",
+            streams=(LINES,),
+        ),
+        post(
+            "/api/create",
+            here.create,
+            "Make a model of another",
+            wire.OllamaCreateRequest,
+            wire.OllamaStatus,
+            scope="models",
+            streams=(LINES,),
+        ),
+        post("/api/copy", here.copy, "Give a model one more name", wire.OllamaCopyRequest, scope="models"),
+        Operation(
+            method="DELETE",
+            path="/api/delete",
+            run=here.delete,
+            summary="Remove a model",
+            scope="models",
+            body=wire.Named,
+        ),
+        Operation(method="HEAD", path=blob, run=here.has_blob, summary="Is a file here?", scope="models"),
+        post(blob, here.send_blob, "Send a file", scope="models", is_file=True),
+    )
 
-    async def tags(_: HTTPRequest) -> Response:
-        found = [await details(card.id) for card in await models.models()]
+
+class _Administration:
+    """What each operation does: gets the request, gives the answer."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def tags(self, _: HTTPRequest) -> Response:
+        """The models there are."""
+        found = [await self._stored(card.id) for card in await self._models.models()]
         return JSON(wire.OllamaModels(models=[_model(each) for each in found]))
 
-    async def details(name: str) -> StoredModel:
-        return await models.pool_for(name).details(name)
+    async def _stored(self, name: str) -> StoredModel:
+        return await self._models.pool_for(name).details(name)
 
-    async def ps(_: HTTPRequest) -> Response:
+    async def ps(self, _: HTTPRequest) -> Response:
+        """The loaded ones."""
         running = []
-        for each in models.loaded():
-            found = await details(each.name)
+        for each in self._models.loaded():
+            found = await self._stored(each.name)
             until = FOREVER if each.expires_at is None else each.expires_at
             running.append(
                 wire.OllamaRunning(
@@ -72,27 +119,33 @@ def operations(models: Models) -> tuple[Operation, ...]:
             )
         return JSON(wire.OllamaProcesses(models=running))
 
-    async def show(http: HTTPRequest) -> Response:
+    async def show(self, http: HTTPRequest) -> Response:
+        """All about one."""
         body, extras = await read(http, wire.Named)
         ignored_params(extras, {})
         name = _name(body)
-        found = await details(name)
+        found = await self._stored(name)
         if found.problem is not None:
             raise InvalidRequest(f"{found.name}: {found.problem}", param="model")
-        metadata = await models.pool_for(name).metadata(name)
+        metadata = await self._models.pool_for(name).metadata(name)
         return JSON(await asyncio.to_thread(_shown, found, metadata, is_verbose=bool(body.verbose)))
 
-    async def pull(http: HTTPRequest) -> ASGIApp:
+    async def pull(self, http: HTTPRequest) -> ASGIApp:
+        """Fetch one."""
         body, extras = await read(http, wire.Named)
         ignored = ignored_params(extras | ({"insecure": True} if body.insecure else {}), {})
         name = _name(body)
-        return await _told(http, body.stream, ignored, lambda tell: models.pool_for(name).pull(name, _Teller(tell)))
+        return await _told(
+            http, body.stream, ignored, lambda tell: self._models.pool_for(name).pull(name, _Teller(tell))
+        )
 
-    async def push(http: HTTPRequest) -> ASGIApp:
+    async def push(self, http: HTTPRequest) -> ASGIApp:
+        """Refused: models are sent nowhere."""
         body, _ = await read(http, wire.Named)
         raise NotHere(f"{_name(body)[:200]} cannot be pushed: this server sends models nowhere", param="model")
 
-    async def create(http: HTTPRequest) -> ASGIApp:
+    async def create(self, http: HTTPRequest) -> ASGIApp:
+        """Make one of another, or of files that were sent."""
         body, extras = await read(http, wire.OllamaCreateRequest)
         unused = {f"parameters.{name}": True for name in options.NO_EFFECT & (body.parameters or {}).keys()}
         ignored = ignored_params(extras | unused, {})
@@ -101,78 +154,50 @@ def operations(models: Models) -> tuple[Operation, ...]:
         async def work(tell: Callable[[wire.OllamaStatus], None]) -> None:
             preset = _preset(body)
             if body.files:
-                pool, ((file, sha256),) = models.pool_for(body.model), _files(body.files)
+                pool, ((file, sha256),) = self._models.pool_for(body.model), _files(body.files)
                 await pool.create_of_blob(body.model, file, sha256, preset)
             else:
                 assert body.base is not None
-                await models.pool_for(body.model, body.base).create(body.model, body.base, preset)
+                await self._models.pool_for(body.model, body.base).create(body.model, body.base, preset)
             tell(wire.OllamaStatus(status="writing manifest"))
 
         return await _told(http, body.stream, ignored, work)
 
-    async def copy(http: HTTPRequest) -> Response:
+    async def copy(self, http: HTTPRequest) -> Response:
+        """One more name for one."""
         body, extras = await read(http, wire.OllamaCopyRequest)
         ignored_params(extras, {})
-        await models.pool_for(body.source, body.destination).copy(body.source, body.destination)
+        await self._models.pool_for(body.source, body.destination).copy(body.source, body.destination)
         return Response()
 
-    async def delete(http: HTTPRequest) -> Response:
+    async def delete(self, http: HTTPRequest) -> Response:
+        """Remove one."""
         body, extras = await read(http, wire.Named)
         ignored_params(extras, {})
         name = _name(body)
-        await models.pool_for(name).delete(name)
+        await self._models.pool_for(name).delete(name)
         return Response()
 
-    async def version(_: HTTPRequest) -> Response:
+    async def version(self, _: HTTPRequest) -> Response:
+        """Which of Ollama's APIs this is."""
         return JSON(wire.OllamaVersion(version=wire.API_VERSION, pelton=__version__))
 
-    async def has_blob(http: HTTPRequest) -> Response:
-        if not await models.pool_for().has_blob(_digest(http.path_params["digest"])):
+    async def has_blob(self, http: HTTPRequest) -> Response:
+        """Was this file sent?"""
+        if not await self._models.pool_for().has_blob(_digest(http.path_params["digest"])):
             raise NotHere(f"there is no blob {http.path_params['digest']}", param="digest")
         return Response()
 
-    async def send_blob(http: HTTPRequest) -> Response:
+    async def send_blob(self, http: HTTPRequest) -> Response:
+        """Take a file."""
         sha256 = _digest(http.path_params["digest"])
         told = http.headers.get("content-length", "")
         size = int(told[:20]) if told.isdigit() else None
         try:
-            await models.pool_for().take_blob(sha256, http.stream(), size)
+            await self._models.pool_for().take_blob(sha256, http.stream(), size)
         except ClientDisconnect:
             raise InvalidRequest("the client went away before its file had arrived") from None
         return Response(status_code=201)
-
-    blob = "/api/blobs/{digest}"
-    return (
-        get("/api/tags", tags, "List the models, in Ollama's form", wire.OllamaModels),
-        get("/api/ps", ps, "List the loaded models, in Ollama's form", wire.OllamaProcesses),
-        get("/api/version", version, "Tell which of Ollama's APIs this is", wire.OllamaVersion),
-        post("/api/show", show, "Show a model, in Ollama's form", wire.Named, wire.OllamaShow),
-        post("/api/pull", pull, "Fetch a model", wire.Named, wire.OllamaStatus, scope="models", streams=(LINES,)),
-        post(
-            "/api/push",
-            push,
-            "Say that models are not pushed",
-            wire.Named,
-            wire.OllamaStatus,
-            scope="models",
-            streams=(LINES,),
-        ),
-        post(
-            "/api/create",
-            create,
-            "Make a model of another",
-            wire.OllamaCreateRequest,
-            wire.OllamaStatus,
-            scope="models",
-            streams=(LINES,),
-        ),
-        post("/api/copy", copy, "Give a model one more name", wire.OllamaCopyRequest, scope="models"),
-        Operation(
-            method="DELETE", path="/api/delete", run=delete, summary="Remove a model", scope="models", body=wire.Named
-        ),
-        Operation(method="HEAD", path=blob, run=has_blob, summary="Is a file here?", scope="models"),
-        post(blob, send_blob, "Send a file", scope="models", is_file=True),
-    )
 
 
 def tagged(name: str) -> str:
