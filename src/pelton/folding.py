@@ -17,6 +17,7 @@ from pelton.request import (
     ToolCall,
     ToolCallBegin,
     ToolCallDelta,
+    ToolCallEnd,
     Usage,
 )
 
@@ -27,6 +28,8 @@ class Part:
 
     kind: Literal["content", "reasoning"] | ToolCallBegin
     pieces: list[str] = field(default_factory=list)
+    tokens: list[TokenText] = field(default_factory=list)
+    """Those of the text, where their logprobs were asked for; none of a call."""
 
     @property
     def text(self) -> str:
@@ -44,6 +47,8 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     tokens: list[TokenText] = field(default_factory=list)
     finish: TextFinish | None = None
+    _unplaced: list[TokenText] = field(default_factory=list)
+    """Tokens since the last piece of text: those of a piece that is held back, or of a call."""
     began_at: float | None = None
     """When its first event came, by `time.perf_counter`."""
     ended_at: float = 0.0
@@ -54,19 +59,30 @@ class Choice:
             self.began_at = time.perf_counter()
         match event:
             case TextDelta():
+                self._unplaced += event.tokens
                 if event.text:
                     if not self.parts or self.parts[-1].kind != event.kind:
                         self.parts.append(Part(event.kind))
                     self.parts[-1].pieces.append(event.text)
+                    self._place()
                 self.token_ids += event.token_ids
                 self.tokens += event.tokens
             case ToolCallBegin():
+                self._unplaced.clear()
                 self.parts.append(Part(event))
+            case ToolCallEnd():
+                self._unplaced.clear()
             case ToolCallDelta():
                 self.parts[-1].pieces.append(event.arguments)
             case TextFinish():
+                if self.parts and self.parts[-1].kind == "content":
+                    self._place()
                 self.finish = event
                 self.ended_at = time.perf_counter()
+
+    def _place(self) -> None:
+        self.parts[-1].tokens += self._unplaced
+        self._unplaced.clear()
 
     @property
     def text(self) -> str:

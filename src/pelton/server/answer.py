@@ -74,7 +74,7 @@ class Reply(Protocol):
         """The last piece of a choice."""
         ...
 
-    def ending(self, usage: Usage) -> bytes:
+    async def ending(self, usage: Usage) -> bytes:
         """The end of a stream that went well."""
         ...
 
@@ -82,7 +82,7 @@ class Reply(Protocol):
         """The end of a stream that did not."""
         ...
 
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> Any:
+    async def whole(self, choices: Sequence[Choice], usage: Usage) -> Any:
         """The answer in one piece."""
         ...
 
@@ -247,7 +247,7 @@ async def _chunks(reply: Reply, events: IndexedStream, count: int) -> AsyncGener
                     yield reply.finish(index, event)
                 case TextDone():
                     usage = summed(usage, event.usage)
-        yield reply.ending(usage)
+        yield await reply.ending(usage)
 
 
 async def _fold(reply: Reply, events: IndexedStream, count: int) -> Any:
@@ -264,4 +264,4 @@ async def _fold(reply: Reply, events: IndexedStream, count: int) -> Any:
                     usage = summed(usage, event.usage)
                 case _:
                     choices[index].add(event)
-    return reply.whole(choices, usage)
+    return await reply.whole(choices, usage)

@@ -121,7 +121,7 @@ class MessageReply:
         self._finish = finish
         return self._end()
 
-    def ending(self, usage: Usage) -> bytes:
+    async def ending(self, usage: Usage) -> bytes:
         """How the message ended, and what it took."""
         assert self._finish is not None
         self.is_done = True
@@ -159,7 +159,7 @@ class MessageReply:
 
     # one piece
 
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> wire.MessageAnswer:
+    async def whole(self, choices: Sequence[Choice], usage: Usage) -> wire.MessageAnswer:
         """The message in one piece."""
         self.is_done = True
         finish = choices[0].ended()

@@ -96,7 +96,7 @@ class LlamaReply:
         self._choices[index].add(finish)
         return b""
 
-    def ending(self, usage: Usage) -> bytes:
+    async def ending(self, usage: Usage) -> bytes:
         """Each choice's last piece. It has no text: that was streamed."""
         last = (self._completion(i, choice, usage) for i, choice in enumerate(self._choices))
         return b"".join(
@@ -108,7 +108,7 @@ class LlamaReply:
         """One error event."""
         return sse(error_body(error))
 
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> Any:
+    async def whole(self, choices: Sequence[Choice], usage: Usage) -> Any:
         """One answer, or a list of them."""
         answers = [self._completion(i, choice, usage) for i, choice in enumerate(choices)]
         return answers if len(answers) > 1 else answers[0]

@@ -79,7 +79,7 @@ class _Reply:
         self._choice.add(finish)
         return b""
 
-    def ending(self, usage: Usage) -> bytes:
+    async def ending(self, usage: Usage) -> bytes:
         """The last line, with what it took."""
         return json_line(self._line("", None, (), (), **self._end(self._choice, usage)))
 
@@ -87,7 +87,7 @@ class _Reply:
         """A line with the error; nothing follows."""
         return json_line(error_body(error))
 
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> wire.Piece:
+    async def whole(self, choices: Sequence[Choice], usage: Usage) -> wire.Piece:
         """The answer in one piece."""
         choice = choices[0]
         calls = list(enumerate(choice.tool_calls))

@@ -20,6 +20,7 @@ from pelton.request import Message, Request, SamplingParams, Tool, ToolChoice
 from pelton.server import openai_types as wire
 from pelton.server.answer import answer, left_open
 from pelton.server.models import Models
+from pelton.server.openai_account import check_metadata, is_other_tier, tier_of, user_of
 from pelton.server.openai_reply import ChatReply, CompletionReply, error_body
 from pelton.server.openai_structured import grammar_of
 from pelton.server.operation import Dialect, get, post
@@ -31,13 +32,14 @@ def dialect(models: Models) -> Dialect:
 
     async def chat(http: HTTPRequest) -> ASGIApp:
         body, extras = await read(http, wire.ChatRequest)
-        continues = _continues(body)
+        check_metadata(body.metadata)
+        continues, tier = _continues(body), tier_of(body)
         request = Request(
             id=f"chatcmpl-{secrets.token_hex(12)}",
             model=body.model,
             messages=tuple(message(i, each) for i, each in enumerate(body.messages)),
             sampling=_chat_sampling(body),
-            left_open=_left_open(body),
+            left_open=open_fields(body),
             add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
             continue_final_message=continues,
             tools=tuple(tool(each) for each in body.tools or ()),
@@ -46,27 +48,29 @@ def dialect(models: Models) -> Dialect:
             reasoning_effort=body.reasoning_effort,
             reasoning_budget=body.reasoning_budget,
             template_kwargs=body.chat_template_kwargs or {},
-            priority=body.priority or 0,
+            priority=tier.priority,
             timeout=body.timeout,
             queue_timeout=body.queue_timeout,
             cache_salt=body.cache_salt or "",
             grammar=grammar_of(body),
-            user=body.user,
+            user=user_of(body),
         )
-        reply = ChatReply(request.id, body, extras, wants_logprobs=bool(body.logprobs))
+        reply = ChatReply(request.id, body, extras | _unkept(body), wants_logprobs=bool(body.logprobs))
+        if body.service_tier is not None:
+            reply.service_tier = tier.name
         return await answer(models, http, reply, [request])
 
     async def completions(http: HTTPRequest) -> ASGIApp:
         body, extras = await read(http, wire.CompletionRequest)
-        sampling = _sampling(body, body.max_tokens if body.max_tokens is not None else 16, body.logprobs)
+        chosen = _sampling(body, body.max_tokens if body.max_tokens is not None else 16, body.logprobs)
         if body.echo and body.logprobs is not None:
             most = max(body.logprobs, body.prompt_logprobs or 0)
-            sampling = msgspec.structs.replace(sampling, prompt_logprobs=most)
+            chosen = msgspec.structs.replace(chosen, prompt_logprobs=most)
         base = Request(
             id=f"cmpl-{secrets.token_hex(12)}",
             model=body.model,
-            sampling=sampling,
-            left_open=_left_open(body),
+            sampling=chosen,
+            left_open=open_fields(body),
             echo=bool(body.echo),
             priority=body.priority or 0,
             timeout=body.timeout,
@@ -109,6 +113,8 @@ def dialect(models: Models) -> Dialect:
     return Dialect(operations=operations, prefixes=("/v1",), error_body=error_body, error=wire.ErrorAnswer)
 
 
+_LIMITS = {"max_completion_tokens", "max_output_tokens"}
+"""Other names of `max_tokens`."""
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
@@ -169,7 +175,16 @@ def _chat_sampling(body: wire.ChatRequest) -> SamplingParams:
     return _sampling(body, min(limits, default=None), (body.top_logprobs or 0) if body.logprobs else None)
 
 
-def _sampling(body: wire.SamplingFields, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+def _sampling(body: wire.ChoiceFields, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    if body.stream and (body.best_of or 1) > (body.n or 1):
+        raise InvalidRequest("best_of over n cannot be streamed: the best are known only at the end", param="best_of")
+    if body.stream and body.use_beam_search:
+        raise InvalidRequest("a beam search cannot be streamed: its answers are known only at the end", param="stream")
+    return sampling(body, max_tokens, logprobs)
+
+
+def sampling(body: wire.SamplingFields, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    """How a body wants tokens to be chosen."""
     names = {each.name for each in msgspec.structs.fields(SamplingParams)}
     given: dict[str, Any] = {
         each.name: tuple(value) if isinstance(value, list) else value
@@ -177,10 +192,6 @@ def _sampling(body: wire.SamplingFields, max_tokens: int | None, logprobs: int |
         if each.name in names - {"stop", "logit_bias", "max_tokens", "logprobs"}
         and (value := getattr(body, each.name)) is not None
     }
-    if body.stream and (body.best_of or 1) > (body.n or 1):
-        raise InvalidRequest("best_of over n cannot be streamed: the best are known only at the end", param="best_of")
-    if body.stream and body.use_beam_search:
-        raise InvalidRequest("a beam search cannot be streamed: its answers are known only at the end", param="stream")
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return SamplingParams(
         **given,
@@ -191,9 +202,16 @@ def _sampling(body: wire.SamplingFields, max_tokens: int | None, logprobs: int |
     )
 
 
-def _left_open(body: wire.SamplingFields) -> tuple[str, ...]:
+def _unkept(body: wire.ChatRequest) -> dict[str, Any]:
+    """What a chat says of itself that nothing is done with: no chat is stored."""
+    told = {"metadata": body.metadata, "store": body.store, "service_tier": is_other_tier(body)}
+    return {name: value for name, value in told.items() if value}
+
+
+def open_fields(body: wire.SamplingFields) -> tuple[str, ...]:
+    """`Request.left_open` of a body."""
     given = {each.name for each in msgspec.structs.fields(body) if getattr(body, each.name) is not None}
-    return left_open(given | {"max_tokens"} if "max_completion_tokens" in given else given)
+    return left_open(given | {"max_tokens"} if given & _LIMITS else given)
 
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:

@@ -24,7 +24,7 @@ from pelton.server import openai_types as wire
 from pelton.server.answer import ToolCallEvent, ignored_params
 from pelton.server.wire import DONE, KEEP_ALIVE, sse
 
-B = TypeVar("B", bound=wire.SamplingFields)
+B = TypeVar("B", bound=wire.ChoiceFields)
 
 
 def error_body(error: PeltonError) -> wire.ErrorAnswer:
@@ -58,6 +58,7 @@ class OpenAIReply(Generic[B]):
         self.ignored = ignored_params(extras, wire.NOT_OFFERED)
         self.created = int(time.time())
         self.fingerprint: str | None = None
+        self.service_tier: str | msgspec.UnsetType = msgspec.UNSET
 
     def chunk(self, choices: list[Any], usage: wire.WireUsage | None = None, warnings: Sequence[str] = ()) -> bytes:
         """One chunk. Where usage was asked for it stands in every chunk, null in all but the last."""
@@ -67,6 +68,7 @@ class OpenAIReply(Generic[B]):
             created=self.created,
             model=self.model,
             system_fingerprint=self.fingerprint,
+            service_tier=self.service_tier,
             choices=choices,
             usage=usage if self.wants_usage else msgspec.UNSET,
             ignored_params=self.ignored or msgspec.UNSET,
@@ -74,7 +76,7 @@ class OpenAIReply(Generic[B]):
         )
         return sse(value)
 
-    def ending(self, usage: Usage) -> bytes:
+    async def ending(self, usage: Usage) -> bytes:
         """The usage chunk where it was asked for, and the end mark."""
         return (self.chunk([], _usage(usage)) if self.wants_usage else b"") + DONE
 
@@ -82,7 +84,7 @@ class OpenAIReply(Generic[B]):
         """One error event; no end mark follows."""
         return sse(error_body(error))
 
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> wire.Answer[Any]:
+    async def whole(self, choices: Sequence[Choice], usage: Usage) -> wire.Answer[Any]:
         """The answer in one piece."""
         return wire.Answer(
             id=self.id,
@@ -90,6 +92,7 @@ class OpenAIReply(Generic[B]):
             created=self.created,
             model=self.model,
             system_fingerprint=self.fingerprint,
+            service_tier=self.service_tier,
             choices=[self.choice(i, choice, choice.ended()) for i, choice in enumerate(choices)],
             usage=_usage(usage),
             prompt_logprobs=self.prompt_logprobs(choices),

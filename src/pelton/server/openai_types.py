@@ -15,6 +15,8 @@ import msgspec
 from pelton.request import ProcessorCall
 
 Stop = str | list[str] | None
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -59,18 +61,10 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What chat completions and completions share."""
+    """What all operations that make text share."""
 
     model: str
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: int | None = None
-    best_of: int | None = None
-    use_beam_search: bool | None = None
-    beam_width: int | None = None
-    length_penalty: float | None = None
-    early_stopping: bool | Literal["never"] | None = None
-    max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
@@ -94,7 +88,6 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: list[str] | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
-    prompt_logprobs: int | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     cache_salt: str | None = None
@@ -120,6 +113,21 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None = None
     # ours
     queue_timeout: float | None = None
+
+
+class ChoiceFields(SamplingFields, frozen=True, kw_only=True):
+    """What chat completions and completions share."""
+
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    best_of: int | None = None
+    max_tokens: int | None = None
+    # vLLM's
+    use_beam_search: bool | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    prompt_logprobs: int | None = None
 
 
 class WireMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,7 +188,7 @@ class WireToolChoice(msgspec.Struct, frozen=True, kw_only=True):
     allowed_tools: AllowedTools | None = None
 
 
-class ChatRequest(SamplingFields, frozen=True, kw_only=True):
+class ChatRequest(ChoiceFields, frozen=True, kw_only=True):
     """The body of POST /v1/chat/completions."""
 
     messages: list[WireMessage]
@@ -190,7 +198,12 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     tools: list[WireTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | WireToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Effort | None = None
+    service_tier: ServiceTier | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     # ours
     reasoning_budget: int | None = None
     # vLLM's
@@ -199,7 +212,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
+class CompletionRequest(ChoiceFields, frozen=True, kw_only=True):
     """The body of POST /v1/completions."""
 
     prompt: str | list[str | int | list[int]]
@@ -371,6 +384,7 @@ class Answer(msgspec.Struct, Generic[C], frozen=True, kw_only=True):
     created: int
     model: str
     system_fingerprint: str | None
+    service_tier: str | msgspec.UnsetType = msgspec.UNSET
     choices: list[C]
     usage: WireUsage
     prompt_logprobs: PromptLogprobs = msgspec.UNSET
@@ -386,6 +400,7 @@ class Chunk(msgspec.Struct, Generic[C], frozen=True, kw_only=True):
     created: int
     model: str
     system_fingerprint: str | None
+    service_tier: str | msgspec.UnsetType = msgspec.UNSET
     choices: list[C]
     usage: WireUsage | msgspec.UnsetType | None = msgspec.UNSET
     ignored_params: list[str] | msgspec.UnsetType = msgspec.UNSET

@@ -92,7 +92,7 @@ class TGIReply:
             warnings=warnings_of([self._choice]) or msgspec.UNSET,
         )
 
-    def ending(self, usage: Usage) -> bytes:
+    async def ending(self, usage: Usage) -> bytes:
         """Nothing."""
         return b""
 
@@ -100,7 +100,7 @@ class TGIReply:
         """One error event."""
         return sse(error_body(error))
 
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> wire.Generated:
+    async def whole(self, choices: Sequence[Choice], usage: Usage) -> wire.Generated:
         """The answer in one piece."""
         choice = choices[0]
         asked = self._asked
