@@ -275,7 +275,7 @@ def serving_pool(pool: Pool, **settings: object) -> Iterator[str]:
     config = ServerConfig(**settings)  # type: ignore[arg-type]
     app = App(pool, config)
     http = bounded_protocol(config.header_timeout, config.max_headers)
-    server = uvicorn.Server(uvicorn.Config(app.guard, http=http, log_level="error", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app.guard, http=http, log_level="error", lifespan="on"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     while not server.started:

@@ -75,7 +75,7 @@ class Reply(Protocol):
         ...
 
     async def ending(self, usage: Usage) -> bytes:
-        """The end of a stream that went well."""
+        """The end of a stream that went well. It may wait for what is to be written down before."""
         ...
 
     def failure(self, error: PeltonError) -> bytes:
@@ -155,10 +155,10 @@ async def answer(
         if not reply.is_stream:
             whole = JSON(await unless_gone(http, _fold(reply, events, count)))
             return Closing(whole, stack.pop_all().aclose)
-        chunks = _chunks(reply, events, count)
+        pieces = chunks(reply, events, count)
         # The model is in use until the stream has ended.
         return EventStream(
-            chunks,
+            pieces,
             lambda error: reply.failure(known(error)),
             stack.pop_all().aclose,
             keep_alive=reply.keep_alive,
@@ -228,7 +228,7 @@ async def _merge(streams: Sequence[TextStream], num_choices: int) -> IndexedStre
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _chunks(reply: Reply, events: IndexedStream, count: int) -> AsyncGenerator[bytes, None]:
+async def chunks(reply: Reply, events: IndexedStream, count: int) -> AsyncGenerator[bytes, None]:
     """The bytes of a stream. The first piece is there at once: the status line does not wait for a token."""
     usage = Usage()
     async with aclosing(events):

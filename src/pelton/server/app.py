@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ from pelton.server.models import Models
 from pelton.server.openai_reply import error_body
 from pelton.server.openai_types import ErrorAnswer
 from pelton.server.operation import Dialect, ErrorForms, get, route
+from pelton.server.responses import Responses
+from pelton.server.responses_store import ResponseStore
 from pelton.server.store import Store
 from pelton.server.tracing import Tracer
 from pelton.server.wire import JSON
@@ -56,9 +60,12 @@ class App:
         self._tracer = Tracer() if config.otel else None
         meter = Meter(self._ledger, self._metrics, self._tracer, logs_prompts=config.log_prompts)
         models = Models(pool, meter)
+        self._stored = ResponseStore(self._store, config)
+        self._responses = Responses(models, self._stored)
         dialects = (
             self._own(models),
             openai.dialect(models),
+            self._responses.dialect(),
             anthropic.dialect(models),
             llamacpp.dialect(models),
             ollama.dialect(models),
@@ -72,6 +79,7 @@ class App:
         inner = Starlette(
             routes=[route(operation, bounds) for operation in self.operations],
             exception_handlers={PeltonError: self._on_error, HTTPException: self._on_http, Exception: self._on_bug},
+            lifespan=self._running,
         )
         self.guard = Guard(
             inner,
@@ -85,6 +93,19 @@ class App:
             max_headers=config.max_headers,
             is_strict=config.strict_params,
         )
+
+    @property
+    def num_active(self) -> int:
+        """Answers under way, also those that nobody waits for."""
+        return self.guard.num_active + self._responses.background.num_running
+
+    @asynccontextmanager
+    async def _running(self, _: Starlette) -> AsyncIterator[None]:
+        """What runs beside the answers, as long as the application does."""
+        try:
+            yield
+        finally:
+            await self._responses.background.close()
 
     def _own(self, models: Models) -> Dialect:
         """What is no dialect's."""
@@ -124,6 +145,7 @@ class App:
         """Write down what is left to be written."""
         if self._ledger is not None:
             self._ledger.flush()
+        self._stored.close()
         if self._store is not None:
             self._store.close()
         if self._tracer is not None:

@@ -19,7 +19,6 @@ from pelton.config import ServerConfig
 from pelton.errors import ConfigError
 from pelton.pool import Pool
 from pelton.server.app import App
-from pelton.server.guard import Guard
 from pelton.server.protocol import bounded_protocol
 
 log = logging.getLogger("pelton.server")
@@ -33,9 +32,9 @@ class _Uvicorn(uvicorn.Server):
     ended by the drain timeout get an error as their last event, from the pool that closes under them. The second
     signal ends at once."""
 
-    def __init__(self, guard: Guard, pool: Pool, config: ServerConfig) -> None:
+    def __init__(self, app: App, pool: Pool, config: ServerConfig) -> None:
         settings = uvicorn.Config(
-            guard,
+            app.guard,
             http=bounded_protocol(config.header_timeout, config.max_headers),
             ssl_certfile=config.ssl_certfile or None,
             ssl_keyfile=config.ssl_keyfile or None,
@@ -46,7 +45,7 @@ class _Uvicorn(uvicorn.Server):
             log_level="warning",
             access_log=False,
             server_header=False,
-            lifespan="off",
+            lifespan="on",
             timeout_graceful_shutdown=5,
         )
         try:
@@ -54,19 +53,19 @@ class _Uvicorn(uvicorn.Server):
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(f"the certificate {config.ssl_certfile} cannot be used: {error}") from None
         super().__init__(settings)
-        self._guard = guard
+        self._app = app
         self._pool = pool
         self._drain_timeout = config.drain_timeout
         self._drain: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal came; called between two callbacks of the event loop's thread."""
-        if self._guard.is_draining or not self.started:
+        if self._app.guard.is_draining or not self.started:
             log.warning("%s: ending at once", signal.Signals(sig).name)
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would tell of each answer that is cut
             self.force_exit = self.should_exit = True
             return
-        self._guard.drain()
+        self._app.guard.drain()
         log.warning("%s: draining for up to %g s", signal.Signals(sig).name, self._drain_timeout)
         asyncio.get_running_loop().call_soon_threadsafe(self._begin_drain)
 
@@ -76,7 +75,7 @@ class _Uvicorn(uvicorn.Server):
     async def _wait_for_answers(self) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._drain_timeout
-        while self._guard.num_active and loop.time() < deadline:
+        while self._app.num_active and loop.time() < deadline:
             await asyncio.sleep(0.02)
         await self._pool.close()
         self.should_exit = True
@@ -148,7 +147,7 @@ class Server:
                 self._bound.append(bind(address))
             self._app = App(pool, config)
             self._check_exposure()
-            self._uvicorn = _Uvicorn(self._app.guard, pool, config)
+            self._uvicorn = _Uvicorn(self._app, pool, config)
         except BaseException:
             self.close()
             raise

@@ -297,17 +297,20 @@ def _rivals(token: TokenText, count: int) -> dict[str, wire.PromptLogprob]:
     return {str(each.id): wire.PromptLogprob(each.logprob, each.rank or 0, each.text) for each in tokens.values()}
 
 
+def token_logprobs(tokens: Sequence[TokenText]) -> list[wire.TokenLogprob]:
+    """Tokens with their logprobs and their rivals'."""
+    return [
+        wire.TokenLogprob(
+            token=token.text,
+            logprob=token.logprob,
+            bytes=list(token.bytes),
+            top_logprobs=[
+                wire.TopLogprob(token=top.text, logprob=top.logprob, bytes=list(top.bytes)) for top in token.top
+            ],
+        )
+        for token in tokens
+    ]
+
+
 def _chat_logprobs(tokens: Sequence[TokenText]) -> wire.ChatLogprobs:
-    return wire.ChatLogprobs(
-        content=[
-            wire.TokenLogprob(
-                token=token.text,
-                logprob=token.logprob,
-                bytes=list(token.bytes),
-                top_logprobs=[
-                    wire.TopLogprob(token=top.text, logprob=top.logprob, bytes=list(top.bytes)) for top in token.top
-                ],
-            )
-            for token in tokens
-        ]
-    )
+    return wire.ChatLogprobs(content=token_logprobs(tokens))

@@ -29,7 +29,12 @@ def document(dialects: Iterable[Dialect]) -> dict[str, Any]:
     operations = [
         (operation, dialect.error) for dialect in dialects for operation in dialect.operations if operation.is_offered
     ]
-    types = {t for operation, error in operations for t in (operation.body, operation.answer, error) if t is not None}
+    types = {
+        each
+        for operation, error in operations
+        for each in (operation.body, operation.answer, error)
+        if each is not None
+    }
     ordered = sorted(types, key=str)
     schemas, components = msgspec.json.schema_components(ordered, ref_template=_REF)
     known = dict(zip(ordered, schemas, strict=True))
@@ -63,11 +68,8 @@ def _operation(operation: Operation, error: Any, known: dict[Any, Any]) -> dict[
         "operationId": re.sub(r"\W+", "_", f"{operation.method.lower()}{operation.path}").strip("_"),
         "responses": {"200": {"description": "The answer.", "content": answers}, "4XX": failed, "5XX": failed},
     }
-    if names := _PARAMETER.findall(operation.path):
-        described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-            for name in names
-        ]
+    if parameters := [*_path_parameters(operation), *_query_parameters(operation)]:
+        described["parameters"] = parameters
     if operation.body is not None:
         content = {"application/json": {"schema": known[operation.body]}}
         described["requestBody"] = {"required": True, "content": content}
@@ -75,3 +77,24 @@ def _operation(operation: Operation, error: Any, known: dict[Any, Any]) -> dict[
         described["security"] = []
         described["responses"]["503"] = {"description": "It drains.", "content": answers}
     return described
+
+
+def _path_parameters(operation: Operation) -> list[dict[str, Any]]:
+    schema = {"type": "string", "minLength": 1}
+    return [
+        {"name": name, "in": "path", "required": True, "schema": schema} for name in _PARAMETER.findall(operation.path)
+    ]
+
+
+def _query_parameters(operation: Operation) -> list[dict[str, Any]]:
+    if operation.query is None:
+        return []
+    return [
+        {
+            "name": field.encode_name,
+            "in": "query",
+            "required": field.required,
+            "schema": msgspec.json.schema(field.type),
+        }
+        for field in msgspec.structs.fields(operation.query)
+    ]

@@ -36,6 +36,8 @@ class Operation:
     """What the caller's key must be for."""
     body: Any = None
     """The type of its JSON body."""
+    query: Any = None
+    """The type of its query."""
     answer: Any = None
     """The type of its JSON answer."""
     streams: tuple[str, ...] = ()

@@ -38,6 +38,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         " failed INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,"
         " completion_tokens INTEGER NOT NULL, PRIMARY KEY (key_id, day, model)) STRICT, WITHOUT ROWID",
     ),
+    (
+        "CREATE TABLE responses (id TEXT PRIMARY KEY, key_id TEXT NOT NULL, previous_id TEXT, runner TEXT,"
+        " created_at REAL NOT NULL, used_at REAL NOT NULL, input BLOB NOT NULL, response BLOB NOT NULL,"
+        " num_bytes INTEGER NOT NULL) STRICT",
+        "CREATE INDEX responses_by_use ON responses (used_at, num_bytes)",
+    ),
 )
 """Statements that bring a file from version i to i + 1. Those that were released are never changed."""
 
@@ -65,6 +71,7 @@ class Store:
         connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         connection.execute("PRAGMA journal_mode = wal")
         connection.execute("PRAGMA synchronous = normal")
+        connection.execute("PRAGMA secure_delete = on")
         return connection
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
@@ -96,6 +103,18 @@ class Store:
     async def written(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """`write`, awaited."""
         return await asyncio.wrap_future(self.write(work))
+
+    async def erased(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """`written`, for work that deletes: what it has deleted is then no more in the file, nor in the log beside it,
+        unless another process reads there just now."""
+        result = await self.written(work)
+
+        def checkpoint() -> None:
+            with self._usable():
+                self._writer.execute("PRAGMA wal_checkpoint(truncate)")
+
+        await asyncio.wrap_future(self._thread.submit(checkpoint))
+        return result
 
     @contextmanager
     def _usable(self) -> Iterator[None]:

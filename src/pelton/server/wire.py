@@ -65,6 +65,18 @@ async def read(request: Request, wire_type: type[S]) -> tuple[S, dict[str, Any]]
     return value, unknown
 
 
+def read_query(request: Request, wire_type: type[S]) -> tuple[S, list[str]]:
+    """The query as `wire_type`, and the names that the type does not know. Raises `InvalidRequest` that names the
+    parameter."""
+    plain = dict(request.query_params)
+    unknown = plain.keys() - {field.encode_name for field in msgspec.structs.fields(wire_type)}
+    try:
+        return msgspec.convert(plain, wire_type, strict=False), sorted(unknown)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        raise InvalidRequest(_short(f"{path.strip('`.') or 'query'}: {message}"), param=_param(path)) from None
+
+
 def _check_depth(plain: Any) -> None:
     """Refuse what walks over it, here or below, could not walk over."""
     level = [plain]

@@ -1,0 +1,235 @@
+"""OpenAI's /v1/responses: `responses_request` reads what is asked, `responses_prompt` has what the model is shown,
+`responses_reply` writes the answers, `responses_store` keeps them, `responses_background` runs those that nobody waits
+for."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from pelton.errors import InvalidRequest, PeltonError
+from pelton.request import Request
+from pelton.server import responses_types as wire
+from pelton.server.answer import answer, known, using
+from pelton.server.context import current
+from pelton.server.models import Models
+from pelton.server.openai_types import ErrorAnswer
+from pelton.server.operation import Dialect, Operation, get, post
+from pelton.server.responses_background import Background, Log, Run
+from pelton.server.responses_prompt import items, prompt, response_id
+from pelton.server.responses_reply import ResponseReply, error_body
+from pelton.server.responses_request import ignored, request_of, response_of
+from pelton.server.responses_store import ResponseNotFound, ResponseStore
+from pelton.server.wire import JSON, EventStream, read, read_query, sse, unless_gone
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+_EVERYWHERE = ("include", "include_obfuscation")
+"""What there is to include was decided when the response was made."""
+
+
+class Responses:
+    """The operations."""
+
+    def __init__(self, models: Models, stored: ResponseStore) -> None:
+        self._models = models
+        self._stored = stored
+        self.background = Background(models, stored)
+
+    async def create(self, http: HTTPRequest) -> ASGIApp:
+        """POST /v1/responses."""
+        body, extras = await read(http, wire.ResponsesRequest)
+        names = ignored(body, extras)
+        id = f"resp_{secrets.token_hex(16)}"
+        before, own = await self._input(id, body)
+        request = request_of(id, body, [*before, *own])
+        base = response_of(id, body, names, keeps=self._stored.keeps)
+        if body.background:
+            return await self._begin(http, base, own, request, is_stream=bool(body.stream))
+
+        async def keep(response: wire.Response) -> wire.Response:
+            return await self._kept(response, own)
+
+        async def settle() -> None:
+            if reply.failed is not None:
+                await keep(reply.failed)
+
+        reply = ResponseReply(base, num_input=len(own), is_stream=bool(body.stream), keep=keep)
+        return await answer(self._models, http, reply, [request], settle)
+
+    async def _begin(
+        self, http: HTTPRequest, base: wire.Response, own: list[wire.Item], request: Request, *, is_stream: bool
+    ) -> ASGIApp:
+        """Start one in the background."""
+        if not base.store or self._stored.presence is None:
+            raise InvalidRequest("background needs store: true, and a server that stores responses", param="background")
+        log = Log()
+
+        async def keep(response: wire.Response) -> wire.Response:
+            await self._stored.update(response)
+            return response
+
+        reply = ResponseReply(base, num_input=len(own), is_stream=True, keep=keep, log=log.add)
+        reply.queued()
+        queued = reply.now()
+        await self._stored.add(queued, own, runner=self._stored.presence.name)
+        try:
+            await unless_gone(http, self.background.start(Run(base.id, reply, log), request))
+        except BaseException:
+            await self._stored.delete(base.id)
+            raise
+        return _stream(log, 0) if is_stream else JSON(queued)
+
+    async def _kept(self, response: wire.Response, own: list[wire.Item]) -> wire.Response:
+        """Store it, where that is wanted. Where it cannot be, the answer is none the worse, and says so."""
+        if not response.store:
+            return response
+        try:
+            await self._stored.add(response, own)
+        except PeltonError as error:
+            warnings = [*(response.warnings or ()), f"this response could not be stored: {error.message}"]
+            return msgspec.structs.replace(response, store=False, warnings=warnings)
+        return response
+
+    async def _input(self, id: str, body: wire.CountRequest) -> tuple[list[wire.Item], list[wire.Item]]:
+        """The items of the thread before, and the request's own."""
+        previous = body.previous_response_id
+        before = [] if previous is None else await self._stored.previous(previous)
+        known = {each.id: each for each in before}
+        own = body.input if isinstance(body.input, list) else []
+        for each in {item.id for item in own if item.id is not None and item.type in (None, "item_reference")}:
+            if each not in known:
+                known |= await self._items_beside(each)
+
+        def find(item: str) -> wire.Item:
+            if item not in known:
+                raise InvalidRequest(f"input: there is no item {item[:200]!r}, or not any more", param="input")
+            return known[item]
+
+        return before, items(body.input, id, find)
+
+    async def _items_beside(self, item: str) -> dict[str, wire.Item]:
+        """All items of the response that a stored item belongs to."""
+        try:
+            found = await self._stored.get(response_id(item))
+        except ResponseNotFound:
+            return {}
+        return {each.id: each for each in [*found.input, *found.response.output]}
+
+    async def count(self, http: HTTPRequest) -> Response:
+        """POST /v1/responses/input_tokens."""
+        body, extras = await read(http, wire.CountRequest)
+        ignored(body, extras)
+        before, own = await self._input("resp_0", body)
+        if not before and not own and not body.instructions:
+            raise InvalidRequest("input is missing", param="input")
+        request = prompt(body, [*before, *own])
+        async with using(self._models, http, body.model) as service:
+            return JSON(wire.InputTokens(input_tokens=len(await unless_gone(http, service.encode(request)))))
+
+    async def retrieve(self, http: HTTPRequest) -> ASGIApp:
+        """GET /v1/responses/{id}."""
+        id, query = http.path_params["id"], _query(http, wire.RetrieveQuery)
+        if query.starting_after is not None and not query.stream:
+            raise InvalidRequest("starting_after needs stream=true", param="starting_after")
+        run = self.background.running(id)
+        response = (await self._stored.get(id)).response if run is None else run.reply.now()
+        if not query.stream:
+            return JSON(response)
+        if (log := self.background.events(id)) is None:
+            raise InvalidRequest(
+                f"the events of response {id} are not there any more, or never were: those of background responses can "
+                "be read while they are under way and for some minutes after; read it without stream",
+                param="stream",
+            )
+        return _stream(log, 0 if query.starting_after is None else query.starting_after + 1)
+
+    async def delete(self, http: HTTPRequest) -> Response:
+        """DELETE /v1/responses/{id}."""
+        id = http.path_params["id"]
+        if (run := self.background.running(id)) is not None:
+            await self.background.cancel(run)
+        await self._stored.delete(id)
+        self.background.forget(id)
+        return JSON(wire.Deleted(id=id))
+
+    async def cancel(self, http: HTTPRequest) -> Response:
+        """POST /v1/responses/{id}/cancel."""
+        id = http.path_params["id"]
+        if (run := self.background.running(id)) is not None:
+            return JSON(await self.background.cancel(run))
+        stored = await self._stored.get(id)
+        if not stored.response.background:
+            raise InvalidRequest(f"response {id} did not run in the background: only such can be cancelled", param="id")
+        if stored.runner is not None:
+            raise InvalidRequest(f"response {id} is run by another server of this store: cancel it there", param="id")
+        return JSON(stored.response)
+
+    async def input_items(self, http: HTTPRequest) -> Response:
+        """GET /v1/responses/{id}/input_items."""
+        id, query = http.path_params["id"], _query(http, wire.ItemsQuery)
+        stored = await self._stored.get(id)
+        previous = stored.response.previous_response_id
+        found = [*(self._stored.thread(previous) if previous is not None else ()), *stored.input]
+        if query.order == "desc":
+            found.reverse()
+        if query.after is not None:
+            places = [i for i, each in enumerate(found) if each.id == query.after]
+            if not places:
+                raise InvalidRequest(f"after: there is no item {query.after[:200]!r} among them", param="after")
+            found = found[places[0] + 1 :]
+        page = found[: query.limit]
+        first, last = (page[0].id, page[-1].id) if page else (None, None)
+        return JSON(wire.ItemList(data=page, first_id=first, last_id=last, has_more=len(found) > len(page)))
+
+    def dialect(self) -> Dialect:
+        """All of them, and how their errors are written."""
+        path, one = "/v1/responses", "/v1/responses/{id}"
+        operations = (
+            post(
+                path,
+                self.create,
+                "Make a response",
+                wire.ResponsesRequest,
+                wire.Response,
+                streams=("text/event-stream",),
+            ),
+            post(f"{path}/input_tokens", self.count, "Count a prompt's tokens", wire.CountRequest, wire.InputTokens),
+            get(
+                one,
+                self.retrieve,
+                "Show a stored response",
+                wire.Response,
+                query=wire.RetrieveQuery,
+                streams=("text/event-stream",),
+            ),
+            Operation(
+                method="DELETE", path=one, run=self.delete, summary="Delete a stored response", answer=wire.Deleted
+            ),
+            post(f"{one}/cancel", self.cancel, "Cancel a background response", answer=wire.Response),
+            get(
+                f"{one}/input_items",
+                self.input_items,
+                "List what a response was made of",
+                wire.ItemList,
+                query=wire.ItemsQuery,
+            ),
+        )
+        return Dialect(operations=operations, prefixes=(path,), error_body=error_body, error=ErrorAnswer)
+
+
+def _query(http: HTTPRequest, kind: type[Q]) -> Q:
+    query, unknown = read_query(http, kind)
+    current().refuse_ignored([each for each in unknown if each.removesuffix("[]") not in _EVERYWHERE])
+    return query
+
+
+def _stream(log: Log, start: int) -> EventStream:
+    async def nothing() -> None:
+        pass
+
+    return EventStream(log.follow(start), lambda error: sse(error_body(known(error)), "error"), nothing)

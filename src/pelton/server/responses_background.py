@@ -1,0 +1,177 @@
+"""Responses that run on when their request has been answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+
+from pelton.errors import PeltonError, Unavailable
+from pelton.request import Request, TextEvent
+from pelton.server.answer import IndexedStream, chunks, known
+from pelton.server.context import current
+from pelton.server.models import Models
+from pelton.server.responses_reply import ResponseReply
+from pelton.server.responses_store import ResponseStore, sees
+from pelton.server.responses_types import Response
+
+log = logging.getLogger("pelton.server")
+
+ACCEPT_SECONDS = 5.0
+"""How long the answer waits for the engine to take the request, so that what is wrong with it is said at once."""
+KEPT_SECONDS, MAX_KEPT = 300.0, 64
+"""How long, and of how many responses, the events can be read again after the end."""
+
+
+class Log:
+    """The events of one response, as bytes."""
+
+    def __init__(self) -> None:
+        self._events: list[bytes] = []
+        self._is_over = False
+        self._changed = asyncio.Event()
+
+    def add(self, event: bytes) -> None:
+        """The next one."""
+        self._events.append(event)
+        self._wake()
+
+    def end(self) -> None:
+        """There are no more."""
+        self._is_over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def follow(self, start: int) -> AsyncGenerator[bytes, None]:
+        """All from the one of this number on, as they come."""
+        while True:
+            while start < len(self._events):
+                yield self._events[start]
+                start += 1
+            if self._is_over:
+                return
+            await self._changed.wait()
+
+
+class Run:
+    """One response under way."""
+
+    def __init__(self, id: str, reply: ResponseReply, log: Log) -> None:
+        self.id = id
+        self.reply = reply
+        self.log = log
+        self.key_id = current().key.id
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.task: asyncio.Task[None] | None = None
+        self.is_cancelled = False
+        """Does the client want it no more?"""
+
+
+class Background:
+    """All of this server."""
+
+    def __init__(self, models: Models, stored: ResponseStore) -> None:
+        self._models = models
+        self._stored = stored
+        self._runs: dict[str, Run] = {}
+        self._ended: dict[str, Run] = {}
+
+    @property
+    def num_running(self) -> int:
+        """Those under way."""
+        return len(self._runs)
+
+    async def start(self, run: Run, request: Request) -> None:
+        """Run it, from now on on its own. Raises what is wrong with it, where that is known soon."""
+        self._runs[run.id] = run
+        run.task = asyncio.create_task(self._run(run, request))
+        run.task.add_done_callback(lambda _: self._over(run))
+        try:
+            await asyncio.wait((run.accepted, run.task), timeout=ACCEPT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if run.accepted.done():
+                run.accepted.result()
+        except BaseException:
+            run.is_cancelled = True
+            run.task.cancel()
+            raise
+
+    async def _run(self, run: Run, request: Request) -> None:
+        reply = run.reply
+        try:
+            async with self._models.use(request.model) as service:
+                reply.fingerprint = service.fingerprint
+                stream = await self._models.meter.begin(service, request)
+                run.accepted.set_result(None)
+                async with aclosing(chunks(reply, _single(stream), 1)) as written:
+                    async for _ in written:
+                        pass
+        except asyncio.CancelledError:
+            if run.is_cancelled:
+                reply.cancel()
+            else:
+                reply.failure(Unavailable("the server ended while this response was under way: ask again"))
+            await self._keep(reply)
+        except Exception as error:
+            reply.failure(known(error))
+            await self._keep(reply)
+            if not run.accepted.done():
+                run.accepted.set_exception(known(error))
+                run.accepted.exception()  # it may come when nobody waits any more
+        finally:
+            run.log.end()
+
+    async def _keep(self, reply: ResponseReply) -> None:
+        assert reply.failed is not None
+        try:
+            await self._stored.update(reply.failed)
+        except PeltonError as error:
+            log.error("a response that failed could not be stored: %s", error)
+
+    def _over(self, run: Run) -> None:
+        self._runs.pop(run.id, None)
+        self._ended[run.id] = run
+        while len(self._ended) > MAX_KEPT:
+            del self._ended[next(iter(self._ended))]
+        with suppress(RuntimeError):  # the event loop has ended, too
+            asyncio.get_running_loop().call_later(KEPT_SECONDS, self._ended.pop, run.id, None)
+
+    def running(self, id: str) -> Run | None:
+        """One under way that the caller may see."""
+        return self._seen(self._runs.get(id))
+
+    def events(self, id: str) -> Log | None:
+        """Those of one under way, or of one that has ended not long ago."""
+        run = self._seen(self._runs.get(id) or self._ended.get(id))
+        return None if run is None else run.log
+
+    def _seen(self, run: Run | None) -> Run | None:
+        return run if run is not None and sees(current().key, run.key_id) else None
+
+    async def cancel(self, run: Run) -> Response:
+        """End it, and give what has come of it."""
+        assert run.task is not None
+        run.is_cancelled = True
+        run.task.cancel()
+        await asyncio.wait((run.task,))
+        return (await self._stored.get(run.id)).response
+
+    def forget(self, id: str) -> None:
+        """It was deleted."""
+        self._ended.pop(id, None)
+
+    async def close(self) -> None:
+        """The server ends: so do all that are under way."""
+        tasks = [run.task for run in self._runs.values() if run.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _single(stream: AsyncGenerator[TextEvent, None]) -> IndexedStream:
+    async with aclosing(stream):
+        async for event in stream:
+            yield 0, event

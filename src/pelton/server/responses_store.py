@@ -1,0 +1,198 @@
+"""Responses that are kept, with what was asked, in the server's store. The key that made one sees it; on a server
+without keys everybody does."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import msgspec
+
+from pelton.config import ServerConfig
+from pelton.errors import InvalidRequest, Unavailable
+from pelton.server.context import current
+from pelton.server.keys import ANYONE, Key
+from pelton.server.presence import Presence
+from pelton.server.responses_types import Item, OutputItem, Response, ResponseError
+from pelton.server.store import Connection, Store
+
+MAX_ROWS = 100_000
+MAX_THREAD = 64 << 20
+"""Bytes of all that is stored of one thread of responses."""
+MAX_TURNS = 10_000
+"""Responses of one thread."""
+GB = 10**9
+_THREAD = (
+    "WITH RECURSIVE thread (id, turn) AS (SELECT ?, 1 UNION ALL SELECT r.previous_id, turn + 1 FROM responses r"
+    f" JOIN thread USING (id) WHERE r.previous_id IS NOT NULL AND turn <= {MAX_TURNS})"
+)
+
+
+class ResponseNotFound(InvalidRequest):
+    """There is no such response, or it is another key's."""
+
+    status = 404
+
+
+class PreviousNotFound(InvalidRequest):
+    """A response that goes on with one that there is not."""
+
+    code = "previous_response_not_found"
+
+
+class Stored(NamedTuple):
+    """What is kept of a response."""
+
+    response: Response
+    input: list[Item]
+    runner: str | None
+    """The process that runs it in the background; None: none does."""
+
+
+class _Output(msgspec.Struct):
+    output: list[OutputItem]
+
+
+class ResponseStore:
+    """Responses of a store."""
+
+    def __init__(self, store: Store | None, config: ServerConfig) -> None:
+        self._store = store
+        self._max_bytes = int(config.responses_size * GB)
+        self._max_age = config.responses_max_age
+        self.presence = None if store is None else Presence(store.path)
+
+    @property
+    def keeps(self) -> bool:
+        """Is there a place for any?"""
+        return self._store is not None and self._max_bytes > 0 and self._max_age > 0
+
+    @property
+    def store(self) -> Store:
+        """Where they are. Raises `Unavailable` where there is no place for them."""
+        if self._store is None or not self.keeps:
+            raise Unavailable("this server stores no responses")
+        return self._store
+
+    async def add(self, response: Response, input: list[Item], *, runner: str | None = None) -> None:
+        """Keep one, and those that it goes on with for as long again. Others go where there are too many, those that
+        were not used for longest first. Raises `Unavailable` where it cannot be written."""
+        input_blob, blob = msgspec.json.encode(input), msgspec.json.encode(response)
+        now, size = time.time(), len(input_blob) + len(blob)
+        if size > self._max_bytes:
+            raise Unavailable(f"a response of {size} bytes is over what this server keeps, {self._max_bytes}")
+        row = (response.id, current().key.id, response.previous_response_id, runner, now, now, input_blob, blob, size)
+
+        def insert(connection: Connection) -> None:
+            connection.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            connection.execute(
+                f"{_THREAD} UPDATE responses SET used_at = ? WHERE id IN (SELECT id FROM thread)", (response.id, now)
+            )
+            self._prune(connection, now)
+
+        await self.store.written(insert)
+
+    async def update(self, response: Response) -> None:
+        """A response that ran in the background has ended. One that was deleted meanwhile stays deleted."""
+        blob = msgspec.json.encode(response)
+
+        def change(connection: Connection) -> None:
+            connection.execute(
+                "UPDATE responses SET response = ?, runner = NULL, num_bytes = length(input) + ? WHERE id = ?",
+                (blob, len(blob), response.id),
+            )
+            self._prune(connection, time.time())
+
+        await self.store.written(change)
+
+    def _prune(self, connection: Connection, now: float) -> None:
+        connection.execute("DELETE FROM responses WHERE used_at < ?", (now - self._max_age,))
+        count, size = connection.execute("SELECT count(*), coalesce(sum(num_bytes), 0) FROM responses").fetchone()
+        if count <= MAX_ROWS and size <= self._max_bytes:
+            return
+        gone: list[tuple[int]] = []
+        for rowid, num_bytes in connection.execute("SELECT rowid, num_bytes FROM responses ORDER BY used_at, rowid"):
+            if count <= MAX_ROWS and size <= self._max_bytes:
+                break
+            gone.append((rowid,))
+            count, size = count - 1, size - num_bytes
+        connection.executemany("DELETE FROM responses WHERE rowid = ?", gone)
+
+    async def get(self, id: str) -> Stored:
+        """One that the caller may see. Raises `ResponseNotFound`. One that was under way when its server died has
+        failed."""
+        key = current().key
+        rows = (
+            self.store.read("SELECT key_id, response, input, runner FROM responses WHERE id = ?", (id,))
+            if self.keeps
+            else []
+        )
+        if not rows or not sees(key, rows[0][0]):
+            raise ResponseNotFound(f"there is no response {id[:200]!r}, or not any more")
+        _, blob, input_blob, runner = rows[0]
+        response = msgspec.json.decode(blob, type=Response)
+        if runner is not None and not self._is_alive(runner):
+            runner, response = None, _died(response)
+            await self.update(response)
+        return Stored(response, msgspec.json.decode(input_blob, type=list[Item]), runner)
+
+    def _is_alive(self, runner: str) -> bool:
+        return self.presence is not None and self.presence.is_alive(runner)
+
+    async def previous(self, id: str) -> list[Item]:
+        """All items of a thread up to this response, its output included. Raises `PreviousNotFound` where a part of it
+        is not there."""
+        param = "previous_response_id"
+        try:
+            head = (await self.get(id)).response
+        except ResponseNotFound:
+            why = "" if self.keeps else ": this server stores no responses"
+            raise PreviousNotFound(f"previous response {id[:200]!r} not found{why}", param=param) from None
+        if head.status not in ("completed", "incomplete"):
+            raise InvalidRequest(f"response {id} is {head.status}: nothing can go on with it", param=param)
+        return self.thread(id)
+
+    def thread(self, id: str) -> list[Item]:
+        """All items up to a response, its output included. Raises `PreviousNotFound` where a part is missing."""
+        param = "previous_response_id"
+        turns = self.store.read(
+            f"{_THREAD} SELECT thread.id, num_bytes FROM thread LEFT JOIN responses USING (id)", (id,)
+        )
+        if gone := [turn for turn, num_bytes in turns if num_bytes is None]:
+            message = f"response {id} goes on with {gone[0]}, which was deleted: the thread is not whole any more"
+            raise PreviousNotFound(message, param=param)
+        if len(turns) > MAX_TURNS or sum(num_bytes for _, num_bytes in turns) > MAX_THREAD:
+            message = f"the thread of {id} is over {MAX_TURNS} responses or {MAX_THREAD} bytes"
+            raise InvalidRequest(message, param=param)
+        rows = self.store.read(
+            f"{_THREAD} SELECT input, response FROM thread JOIN responses USING (id) ORDER BY turn DESC", (id,)
+        )
+        items: list[Item] = []
+        for input_blob, blob in rows:
+            items += msgspec.json.decode(input_blob, type=list[Item])
+            items += msgspec.json.decode(blob, type=_Output).output
+        return items
+
+    async def delete(self, id: str) -> None:
+        """Forget one that the caller may see, on the disk, too. Raises `ResponseNotFound`."""
+        await self.get(id)
+        await self.store.erased(lambda connection: connection.execute("DELETE FROM responses WHERE id = ?", (id,)))
+
+    def close(self) -> None:
+        """The server ends."""
+        if self.presence is not None:
+            self.presence.close()
+
+
+def sees(key: Key, owner: str) -> bool:
+    """May this key see what one of that id has made?"""
+    return key is ANYONE or key.id == owner
+
+
+def _died(response: Response) -> Response:
+    error = ResponseError(
+        code="server_error",
+        message="the server ended while this response was under way in the background: ask again",
+        type="server_error",
+    )
+    return msgspec.structs.replace(response, status="failed", error=error)

@@ -1,0 +1,502 @@
+"""OpenAI's /v1/responses on the wire: the unmodified `openai` client, and raw HTTP where the client is too polite."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2 as httpx
+import openai
+import pydantic
+import pytest
+
+from pelton.errors import ContextLengthExceeded, Unavailable
+from pelton.request import TextDelta, TextFinish, ToolCallBegin, ToolCallDelta, ToolCallEnd
+from pelton.server import responses_background
+from tests.server.scripted import ScriptedService, serving, token
+
+ASK = {"model": "scripted", "input": "Hi"}
+WEATHER = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "strict": True,
+}
+CALLS = (
+    TextDelta(choice=0, text="Let me", kind="reasoning"),
+    TextDelta(choice=0, text=" see.", kind="reasoning"),
+    TextDelta(choice=0, text="Looking."),
+    ToolCallBegin(choice=0, index=0, id="call_1", name="weather"),
+    ToolCallDelta(choice=0, index=0, arguments='{"city":'),
+    ToolCallDelta(choice=0, index=0, arguments=' "Oslo"}'),
+    ToolCallEnd(choice=0, index=0),
+    TextFinish(choice=0, reason="tool_calls"),
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "server.sqlite"
+
+
+@pytest.fixture
+def url(service: ScriptedService, file: Path) -> Iterator[str]:
+    with serving(service, store=str(file)) as address:
+        yield address
+
+
+def client_of(url: str, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with client_of(url) as each:
+        yield each
+
+
+def refused(url: str, **fields: object) -> dict[str, object]:
+    response = httpx.post(f"{url}/v1/responses", json={**ASK, **fields})
+    assert response.status_code == 400, response.text
+    return response.json()["error"]
+
+
+def waited(client: openai.OpenAI, id: str, *, until: tuple[str, ...]) -> openai.types.responses.Response:
+    deadline = time.monotonic() + 10
+    while (response := client.responses.retrieve(id)).status not in until:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return response
+
+
+def test_a_response_and_what_it_is_made_of(client, service):
+    made = client.responses.create(
+        model="scripted",
+        instructions="Be kind.",
+        input=[
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "Yes?", "annotations": []}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Go"}]},
+        ],
+        temperature=0.5,
+        top_p=0.9,
+        max_output_tokens=20,
+        metadata={"of": "a test"},
+        reasoning={"effort": "low"},
+        service_tier="flex",
+        safety_identifier="ada",
+        prompt_cache_key="mine",
+        extra_body={"seed": 3, "top_k": 4, "stop": ["END"], "timeout": 60, "cache_salt": "salt"},
+    )
+    assert (made.status, made.output_text, made.object) == ("completed", "Hello 🦙", "response")
+    assert (made.instructions, made.metadata, made.service_tier) == ("Be kind.", {"of": "a test"}, "flex")
+    assert (made.usage.input_tokens, made.usage.input_tokens_details.cached_tokens) == (5, 2)
+    assert (made.usage.output_tokens, made.usage.total_tokens) == (3, 8)
+    assert made.output[0].status == "completed"
+    assert "ignored_params" not in made.model_extra
+    request = service.requests[0]
+    assert [(each.role, each.content) for each in request.messages] == [
+        ("system", "Be kind."), ("user", "Hi"), ("assistant", "Yes?"), ("user", "Go"),
+    ]  # fmt: skip
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.seed) == (0.5, 0.9, 20, 3)
+    assert (sampling.top_k, sampling.stop, request.timeout, request.cache_salt) == (4, ("END",), 60, "salt")
+    assert (request.priority, request.user, request.reasoning_effort) == (100, "ada", "low")
+    assert client.responses.retrieve(made.id) == made
+    items = list(client.responses.input_items.list(made.id, order="asc", limit=2))
+    assert [(each.role, each.content[0].text) for each in items] == [
+        ("user", "Hi"),
+        ("assistant", "Yes?"),
+        ("user", "Go"),
+    ]
+    assert len({each.id for each in items}) == 3
+    page = client.responses.input_items.list(made.id, limit=1, after=items[2].id)
+    assert ([each.id for each in page.data], page.has_more) == ([items[1].id], True)
+
+
+def test_a_thread_goes_on_without_old_instructions_and_survives_a_restart(service, file):
+    with serving(service, store=str(file)) as url, client_of(url) as client:
+        first = client.responses.create(**ASK, instructions="Be kind.")
+    with serving(service, store=str(file)) as url, client_of(url) as client:
+        second = client.responses.create(model="scripted", input="More", previous_response_id=first.id)
+        said = [(each.role, each.content) for each in service.requests[-1].messages]
+        assert said == [("user", "Hi"), ("assistant", "Hello 🦙"), ("user", "More")]
+        assert second.previous_response_id == first.id
+        listed = [each.id for each in client.responses.input_items.list(second.id, order="asc")]
+        assert len(listed) == 3
+        assert listed[1] == first.output[0].id
+        referred = [{"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "Why?"}]
+        client.responses.create(model="scripted", input=referred)
+        assert [each.content for each in service.requests[-1].messages] == ["Hello 🦙", "Why?"]
+        client.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(first.id)
+        for gone in (first.id, second.id):
+            with pytest.raises(openai.BadRequestError) as error:
+                client.responses.create(**ASK, previous_response_id=gone)
+            assert (error.value.code, error.value.param) == ("previous_response_not_found", "previous_response_id")
+
+
+def test_what_is_deleted_is_gone_from_the_disk(service, file):
+    with serving(service, store=str(file)) as url, client_of(url) as client:
+        made = client.responses.create(model="scripted", input="a secret of mine " * 50)
+        files = [file, Path(f"{file}-wal")]
+        assert any(b"a secret of mine" in each.read_bytes() for each in files)
+        client.responses.delete(made.id)
+        assert not any(b"a secret of mine" in each.read_bytes() for each in files if each.exists())
+
+
+def test_stream_of_text(client):
+    events = list(client.responses.create(**ASK, stream=True))
+    assert [each.type for each in events] == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+        "response.output_text.delta", "response.output_text.delta", "response.output_text.delta",
+        "response.output_text.done", "response.content_part.done", "response.output_item.done", "response.completed",
+    ]  # fmt: skip
+    assert [each.sequence_number for each in events] == list(range(len(events)))
+    assert (events[0].response.status, events[0].response.output) == ("in_progress", [])
+    assert "".join(each.delta for each in events if each.type == "response.output_text.delta") == "Hello 🦙"
+    last = events[-1].response
+    assert events[-2].item == last.output[0]
+    assert client.responses.retrieve(last.id) == last
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_thoughts_and_calls(client, service, is_stream):
+    service.events = CALLS
+    fields = {"model": "scripted", "input": "Weather?", "tools": [WEATHER], "tool_choice": "required"}
+    if is_stream:
+        with client.responses.stream(**fields) as stream:
+            events = list(stream)
+            made = stream.get_final_response()
+        types = [each.type for each in events]
+        assert types.count("response.output_item.added") == types.count("response.output_item.done") == 3
+        assert types.count("response.reasoning_text.delta") == 2
+        assert [each.snapshot for each in events if each.type == "response.function_call_arguments.delta"][-1] == (
+            '{"city": "Oslo"}'
+        )
+    else:
+        made = client.responses.create(**fields)
+    assert [each.type for each in made.output] == ["reasoning", "message", "function_call"]
+    thought, said, call = made.output
+    assert (thought.content[0].text, said.content[0].text) == ("Let me see.", "Looking.")
+    assert (call.call_id, call.name, call.arguments, call.status) == (
+        "call_1",
+        "weather",
+        '{"city": "Oslo"}',
+        "completed",
+    )
+    request = service.requests[-1]
+    assert (request.tools[0].name, request.tools[0].strict, request.tool_choice.mode) == ("weather", True, "required")
+    service.events = ()
+    gave = [{"type": "function_call_output", "call_id": call.call_id, "output": "12 degrees"}]
+    client.responses.create(model="scripted", input=gave, previous_response_id=made.id)
+    user, turn, result = service.requests[-1].messages
+    assert (user.role, turn.role, turn.content, turn.reasoning_content) == (
+        "user",
+        "assistant",
+        "Looking.",
+        "Let me see.",
+    )
+    assert turn.tool_calls[0]["function"] == {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    assert (result.role, result.tool_call_id, result.content) == ("tool", "call_1", "12 degrees")
+
+
+def test_choices_of_tools(url, service):
+    for given, mode, names in (
+        ("none", "none", ()),
+        ({"type": "function", "name": "weather"}, "required", ("weather",)),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]},
+            "auto",
+            ("weather",),
+        ),
+    ):
+        body = {**ASK, "tools": [WEATHER], "tool_choice": given, "parallel_tool_calls": False, "store": False}
+        made = httpx.post(f"{url}/v1/responses", json=body).json()
+        assert made["tool_choice"] == given or made["tool_choice"]["type"] == given["type"]
+        assert (service.requests[-1].tool_choice.mode, service.requests[-1].tool_choice.names) == (mode, names)
+        assert service.requests[-1].parallel_tool_calls is made["parallel_tool_calls"] is False
+
+
+def test_cut_answers_are_incomplete(client, service):
+    service.events = (*CALLS[3:5], CALLS[6], TextFinish(choice=0, reason="length"))
+    made = client.responses.create(**ASK, max_output_tokens=4)
+    assert (made.status, made.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert made.output[0].status == "incomplete"
+    events = list(client.responses.create(**ASK, stream=True))
+    assert events[-1].type == "response.incomplete"
+    assert events[-2].item.status == "incomplete"
+    service.events = ()
+    client.responses.create(model="scripted", input="Go on", previous_response_id=made.id)
+    cut = service.requests[-1].messages[1].tool_calls[0]["function"]["arguments"]
+    assert json.loads(cut) == {"INVALID_JSON": '{"city":'}
+
+
+def test_an_answer_without_a_token_is_an_empty_message(client, service):
+    service.events = (TextFinish(choice=0, reason="stop"),)
+    assert client.responses.create(**ASK).output[0].content[0].text == ""
+    with client.responses.stream(**ASK) as stream:
+        assert stream.get_final_response().output[0].content[0].text == ""
+
+
+class City(pydantic.BaseModel):
+    name: str
+
+
+def test_structured_answers_are_parsed(client, service):
+    service.events = (TextDelta(choice=0, text='{"name": "Oslo"}'), TextFinish(choice=0, reason="stop"))
+    made = client.responses.parse(**ASK, text_format=City)
+    assert made.output_parsed == City(name="Oslo")
+    grammar = service.requests[-1].grammar
+    assert (grammar.kind, grammar.is_strict, grammar.param) == ("json_schema", True, "text.format.schema")
+    assert made.text.format.name == "City"
+    with client.responses.stream(**ASK, text_format=City) as stream:
+        assert stream.get_final_response().output_parsed == City(name="Oslo")
+    client.responses.create(**ASK, text={"format": {"type": "json_object"}})
+    assert service.requests[-1].grammar.text == '{"type":"object"}'
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_logprobs(client, service, is_stream):
+    fields = {**ASK, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    if is_stream:
+        events = list(client.responses.create(**fields, stream=True))
+        told = [each for event in events if event.type == "response.output_text.delta" for each in event.logprobs]
+        assert [each.token for each in told] == ["Hel", "lo", " 🦙"]
+        done = next(event for event in events if event.type == "response.output_text.done")
+        assert [each.token for each in done.logprobs] == ["Hel", "lo", " 🦙"]
+        made = events[-1].response
+    else:
+        made = client.responses.create(**fields)
+    logprobs = made.output[0].content[0].logprobs
+    assert [(each.token, len(each.top_logprobs)) for each in logprobs] == [("Hel", 2), ("lo", 2), (" 🦙", 2)]
+    service.events = (
+        TextDelta(choice=0, text="", tokens=(token("<"),)),
+        ToolCallBegin(choice=0, index=0, id="call_1", name="weather"),
+        TextDelta(choice=0, text="", tokens=(token("{}"),)),
+        ToolCallEnd(choice=0, index=0),
+        TextDelta(choice=0, text="Hi", tokens=(token("Hi"),)),
+        TextFinish(choice=0, reason="stop"),
+    )
+    said = client.responses.create(**fields).output[1].content[0]
+    assert [each.token for each in said.logprobs] == ["Hi"]
+
+
+def test_what_changes_nothing_is_listed(url, client):
+    made = client.responses.create(
+        **ASK,
+        text={"verbosity": "low"},
+        reasoning={"summary": "auto"},
+        truncation="auto",
+        include=["reasoning.encrypted_content"],
+        service_tier="scale",
+        extra_body={"colour": "red"},
+    )
+    assert made.model_extra["ignored_params"] == [
+        "colour", "include.reasoning.encrypted_content", "reasoning.summary", "service_tier", "text.verbosity",
+        "truncation",
+    ]  # fmt: skip
+    assert (made.service_tier, made.truncation) == ("default", "disabled")
+    strict = {"x-pelton-strict-params": "true"}
+    refused = httpx.post(f"{url}/v1/responses", json={**ASK, "truncation": "auto"}, headers=strict)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "truncation")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"conversation": "conv_1"}, "conversation", "not supported"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt", "not supported"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "'web_search'"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice", "no function"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input", "an image"),
+        ({"input": [{"type": "computer_call"}]}, "input", "'computer_call'"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "no item 'msg_1'"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input", "call_id is missing"),
+        ({"input": []}, "input", "missing"),
+        ({"metadata": {"k" * 65: "v"}}, "metadata", "65 characters"),
+        ({"metadata": {str(i): "v" for i in range(17)}}, "metadata", "17 pairs"),
+        ({"metadata": {"k": "v" * 513}}, "metadata", "513 characters"),
+        ({"top_logprobs": 2}, "top_logprobs", "include"),
+        ({"max_output_tokens": 0}, "max_output_tokens", ">= 1"),
+        ({"max_tokens": 5}, "max_tokens", "not supported"),
+        ({"n": 2}, "n", "not supported"),
+        ({"background": True, "store": False}, "background", "store"),
+        ({"service_tier": "flex", "priority": 3}, "service_tier", "exclude"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text", "schema is missing"),
+        ({"previous_response_id": "resp_x"}, "previous_response_id", "not found"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(url, fields, param, words):
+    error = refused(url, **fields)
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+def test_errors_name_the_fields_of_this_operation(url, service):
+    service.refuse = ContextLengthExceeded("too long", param="messages")
+    assert (refused(url)["param"], refused(url)["code"]) == ("input", "context_length_exceeded")
+    assert refused(url, background=True)["param"] == "input"
+
+
+def test_a_failure_in_mid_stream(client, service):
+    service.fail_after = 2
+    events = list(client.responses.create(**ASK, stream=True))
+    assert [each.type for each in events[-2:]] == ["error", "response.failed"]
+    failed = events[-1].response
+    assert (failed.status, failed.error.code, failed.error.message) == ("failed", "server_error", "the engine broke")
+    assert waited(client, failed.id, until=("failed",)).output_text == "Hello"
+    with pytest.raises(openai.BadRequestError, match="is failed"):
+        client.responses.create(**ASK, previous_response_id=failed.id)
+
+
+def test_in_the_background(client, service):
+    service.delay = 0.05
+    made = client.responses.create(**ASK, background=True)
+    assert (made.status, made.background, made.output) == ("queued", True, [])
+    done = waited(client, made.id, until=("completed",))
+    assert (done.output_text, done.usage.output_tokens) == ("Hello 🦙", 3)
+    assert client.responses.cancel(made.id).status == "completed"
+    whole = list(client.responses.retrieve(made.id, stream=True))
+    assert [each.type for each in whole[:3]] == ["response.created", "response.queued", "response.in_progress"]
+    rest = list(client.responses.retrieve(made.id, stream=True, starting_after=4))
+    assert [each.sequence_number for each in rest] == list(range(5, len(whole)))
+    with client.responses.stream(response_id=made.id) as stream:
+        assert stream.get_final_response().output_text == "Hello 🦙"
+    streamed = list(client.responses.create(**ASK, background=True, stream=True))
+    assert streamed[-1].type == "response.completed"
+
+
+def test_background_responses_are_cancelled_and_deleted(client, service):
+    service.hang_after = 1
+    made = client.responses.create(**ASK, background=True)
+    waited(client, made.id, until=("in_progress",))
+    with pytest.raises(openai.BadRequestError, match="is queued"):
+        client.responses.create(**ASK, previous_response_id=made.id)
+    cancelled = client.responses.cancel(made.id)
+    assert (cancelled.status, cancelled.output_text) == ("cancelled", "Hel")
+    assert service.num_open == 0
+    other = client.responses.create(**ASK, background=True)
+    waited(client, other.id, until=("in_progress",))
+    client.responses.delete(other.id)
+    assert service.num_open == 0
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(other.id)
+    service.hang_after = None
+    whole = client.responses.create(**ASK)
+    with pytest.raises(openai.BadRequestError, match="background"):
+        client.responses.cancel(whole.id)
+    with pytest.raises(openai.BadRequestError, match="background"):
+        client.responses.retrieve(whole.id, stream=True)
+
+
+def test_background_responses_end_with_their_server(service, file):
+    service.hang_after = 1
+    with serving(service, store=str(file)) as url, client_of(url) as client:
+        made = client.responses.create(**ASK, background=True)
+        waited(client, made.id, until=("in_progress",))
+    with serving(service, store=str(file)) as url, client_of(url) as client:
+        failed = client.responses.retrieve(made.id)
+        assert (failed.status, failed.output_text) == ("failed", "Hel")
+        assert "the server ended" in failed.error.message
+
+
+def test_a_model_that_takes_long_is_not_waited_for(client, service, monkeypatch):
+    monkeypatch.setattr(responses_background, "ACCEPT_SECONDS", 0.0)
+    service.refuse = Unavailable("no engine")
+    made = client.responses.create(**ASK, background=True)
+    failed = waited(client, made.id, until=("failed",))
+    assert failed.error.message == "no engine"
+
+
+def test_a_key_sees_its_own(service, file, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("ada secret-a\nbob secret-b\n")
+    with (
+        serving(service, store=str(file), api_key_file=str(keys)) as url,
+        client_of(url, "secret-a") as ada,
+        client_of(url, "secret-b") as bob,
+    ):
+        made = ada.responses.create(**ASK)
+        assert ada.responses.retrieve(made.id).id == made.id
+        theirs = bob.responses
+        for act in (theirs.retrieve, theirs.delete, theirs.cancel, theirs.input_items.list):
+            with pytest.raises(openai.NotFoundError):
+                act(made.id)
+        with pytest.raises(openai.BadRequestError):
+            theirs.create(**ASK, previous_response_id=made.id)
+    with serving(service, store=str(file)) as url, client_of(url) as anyone:
+        assert anyone.responses.retrieve(made.id).id == made.id
+
+
+def test_stores_are_bounded(service, file):
+    with serving(service, store=str(file), responses_size=8e-6) as url, client_of(url) as client:
+        ids = [client.responses.create(**ASK).id for _ in range(12)]
+        kept = [id for id in ids if httpx.get(f"{url}/v1/responses/{id}").status_code == 200]
+        assert kept == ids[-len(kept) :]
+        assert 1 < len(kept) < 12
+        made = client.responses.create(model="scripted", input="x" * 9000)
+        assert made.model_extra["store"] is False
+        assert "could not be stored" in made.model_extra["warnings"][0]
+    with serving(service, store=str(file), responses_max_age=0.01) as url, client_of(url) as client:
+        time.sleep(0.02)
+        client.responses.create(**ASK)
+        assert httpx.get(f"{url}/v1/responses/{kept[-1]}").status_code == 404
+
+
+def test_without_a_store_answers_say_so(service):
+    with serving(service) as url, client_of(url) as client:
+        made = client.responses.create(**ASK)
+        assert (made.output_text, made.model_extra["store"]) == ("Hello 🦙", False)
+        assert "stores no responses" in made.model_extra["warnings"][0]
+        assert "warnings" not in client.responses.create(**ASK, store=False).model_extra
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(made.id)
+        assert refused(url, background=True)["param"] == "background"
+
+
+def test_a_full_disk_loses_no_answer(service, file, monkeypatch):
+    with serving(service, store=str(file)) as url, client_of(url) as client:
+        assert client.responses.create(**ASK).model_extra["store"] is True
+        fill(file)
+        for is_stream in (False, True):
+            made = client.responses.create(**ASK, stream=is_stream)
+            made = list(made)[-1].response if is_stream else made
+            assert (made.status, made.output_text, made.model_extra["store"]) == ("completed", "Hello 🦙", False)
+            assert "could not be stored: the server's store cannot be used" in made.model_extra["warnings"][0]
+        assert httpx.post(f"{url}/v1/responses", json={**ASK, "background": True}).status_code == 503
+
+
+def fill(file: Path) -> None:
+    """Nothing can be written to the store any more."""
+    import sqlite3
+
+    connection = sqlite3.connect(file)
+    connection.execute("CREATE TRIGGER full BEFORE INSERT ON responses BEGIN SELECT raise(abort, 'disk is full'); END")
+    connection.close()
+
+
+def test_input_tokens(client):
+    counted = client.responses.input_tokens.count(**ASK)
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", len("<user>Hi<assistant>"))
+    first = client.responses.create(**ASK)
+    more = client.responses.input_tokens.count(model="scripted", input="More", previous_response_id=first.id)
+    assert more.input_tokens > counted.input_tokens
+
+
+def test_service_tier_and_notes_of_chats(url, service):
+    chat = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}
+    path = f"{url}/v1/chat/completions"
+    for asked, told, priority in (("auto", "default", 0), ("flex", "flex", 100), ("fast", "priority", -100)):
+        made = httpx.post(path, json={**chat, "service_tier": asked, "user": "", "safety_identifier": "ada"}).json()
+        assert (made["service_tier"], service.requests[-1].priority) == (told, priority)
+        assert service.requests[-1].user == "ada"
+        assert "ignored_params" not in made
+    made = httpx.post(path, json={**chat, "service_tier": "scale", "metadata": {"a": "b"}, "store": True}).json()
+    assert (made["service_tier"], made["ignored_params"]) == ("default", ["metadata", "service_tier", "store"])
+    assert "service_tier" not in httpx.post(path, json=chat).json()
+    response = httpx.post(path, json={**chat, "metadata": {"a": "b" * 600}})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "metadata")
