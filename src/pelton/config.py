@@ -189,6 +189,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """GB of the store that stored responses may take; 0: none are stored."""
     responses_max_age: Seconds = Seconds(30 * 24 * 3600)
     """How long a stored response stays after it was made, or was last gone on with; 0: none are stored."""
+    max_file: Bytes = Bytes(512 << 20)
+    """Bytes that a file of /v1/files may have."""
+    max_files: int = 1000
+    """Files that a key may keep."""
+    max_files_size: Bytes = Bytes(8 << 30)
+    """Bytes that all files of a key may have."""
+    max_batch_lines: int = 50_000
+    """Requests that a batch may have."""
     insecure: bool = False
     """Listen beyond this machine without any key?"""
     cors_origin: tuple[str, ...] = ()

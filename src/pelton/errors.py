@@ -3,6 +3,8 @@
 PeltonError                       500  the root; anything else that escapes is a bug
 |- InvalidRequest                 400  the client's request cannot be served as it stands
 |  |- ContextLengthExceeded       400  prompt and max_tokens do not fit the context: names both numbers
+|  |- NotFound                    404  what it names is not there
+|  |- Conflict                    409  what it names is not in a state for that
 |  |- RequestTooLarge             413  a body or a field over its bound
 |  |- SlowRequest                 408  a body that has not come in the time it may take
 |  |- HeadersTooLarge             431  headers over their bound
@@ -60,6 +62,18 @@ class ContextLengthExceeded(InvalidRequest):
     """The prompt (and the tokens asked for) do not fit the model's context."""
 
     code = "context_length_exceeded"
+
+
+class NotFound(InvalidRequest):
+    """What the request names is not there, or is somebody else's."""
+
+    status = 404
+
+
+class Conflict(InvalidRequest):
+    """What the request names is not in a state for that."""
+
+    status = 409
 
 
 class RequestTooLarge(InvalidRequest):

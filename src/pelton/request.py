@@ -17,6 +17,10 @@ AnswerReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 """Why a choice ended, as clients are told: `tool_calls`, where the model's turn ended and it has called tools."""
 
 
+BACKGROUND = 1 << 31
+"""The priority of what runs on what nobody else needs: the worst that there is."""
+
+
 class ProcessorCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A logits processor, by its entry point's name, and what is handed to it."""
 

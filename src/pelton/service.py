@@ -22,7 +22,17 @@ from pelton.checks import check_ids, check_range, check_sampling, check_tools
 from pelton.engine.client import error_of
 from pelton.engine.protocol import Counters, EngineInfo, PinInfo, Vocabulary
 from pelton.errors import ContextLengthExceeded, InvalidRequest
-from pelton.request import EngineRequest, ErrorEvent, Event, Grammar, Message, Request, SamplingParams, TextEvent
+from pelton.request import (
+    BACKGROUND,
+    EngineRequest,
+    ErrorEvent,
+    Event,
+    Grammar,
+    Message,
+    Request,
+    SamplingParams,
+    TextEvent,
+)
 from pelton.text.chat import ChatTemplate, with_template
 from pelton.text.disguise import strings
 from pelton.text.enforcement import enforcement_of
@@ -39,7 +49,7 @@ if TYPE_CHECKING:
     from pelton.hub.preset import Preset
     from pelton.text.tokenizer import Tokenizer
 
-MAX_PRIORITY = 1 << 31
+MAX_PRIORITY = BACKGROUND
 MIN_TIMEOUT = 0.001
 MIN_TTL, MAX_TTL = 1, 7 * 24 * 3600
 """Seconds that a prompt may be pinned."""

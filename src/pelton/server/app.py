@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
@@ -18,11 +19,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pelton.config import ServerConfig
-from pelton.errors import ConfigError, InternalError, InvalidRequest, PeltonError
+from pelton.errors import ConfigError, InternalError, NotFound, PeltonError
 from pelton.pool import Pool
-from pelton.server import anthropic, llamacpp, ollama, openai, openapi, prefix_cache, residents, tgi
+from pelton.server import anthropic, batches, files, llamacpp, ollama, openai, openapi, prefix_cache, residents, tgi
+from pelton.server.batch_runner import BatchRunner
+from pelton.server.batch_store import BatchStore
 from pelton.server.body import Bounds
+from pelton.server.file_store import FileStore
 from pelton.server.guard import Guard
+from pelton.server.inside import Inside
 from pelton.server.keys import KeyRing, KeyStore, given_keys
 from pelton.server.ledger import Ledger
 from pelton.server.meter import Meter
@@ -38,12 +43,6 @@ from pelton.server.tracing import Tracer
 from pelton.server.wire import JSON
 
 log = logging.getLogger("pelton.server")
-
-
-class NotFound(InvalidRequest):
-    """No such route, or not with this method."""
-
-    status = 404
 
 
 class App:
@@ -62,9 +61,12 @@ class App:
         models = Models(pool, meter)
         self._stored = ResponseStore(self._store, config)
         self._responses = Responses(models, self._stored)
+        self._runner: BatchRunner | None = None
+        kept = None if self._store is None else FileStore(self._store, config)
+        batch_store = None if self._store is None or kept is None else BatchStore(self._store, kept)
         dialects = (
             self._own(models),
-            openai.dialect(models),
+            openai.dialect(models, *files.operations(kept), *batches.operations(batch_store, self._wake)),
             self._responses.dialect(),
             anthropic.dialect(models),
             llamacpp.dialect(models),
@@ -93,19 +95,40 @@ class App:
             max_headers=config.max_headers,
             is_strict=config.strict_params,
         )
+        if self._store is not None and kept is not None and batch_store is not None:
+            self._metrics.count_batches = batch_store.counts
+            self._runner = BatchRunner(
+                self._store,
+                kept,
+                batch_store,
+                inside=Inside(inner),
+                keys=self.keys,
+                models=models,
+                config=config,
+                is_draining=lambda: self.guard.is_draining,
+                count=self._metrics.count_batch_request,
+            )
+
+    def _wake(self) -> None:
+        if self._runner is not None:
+            self._runner.wake()
+
+    @asynccontextmanager
+    async def _running(self, _: Starlette) -> AsyncIterator[None]:
+        """What runs beside the answers, as long as the application does."""
+        running = None if self._runner is None else asyncio.create_task(self._runner.run(), name="batches")
+        try:
+            yield
+        finally:
+            await self._responses.background.close()
+            if running is not None:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
 
     @property
     def num_active(self) -> int:
         """Answers under way, also those that nobody waits for."""
         return self.guard.num_active + self._responses.background.num_running
-
-    @asynccontextmanager
-    async def _running(self, _: Starlette) -> AsyncIterator[None]:
-        """What runs beside the answers, as long as the application does."""
-        try:
-            yield
-        finally:
-            await self._responses.background.close()
 
     def _own(self, models: Models) -> Dialect:
         """What is no dialect's."""

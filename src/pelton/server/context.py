@@ -23,6 +23,8 @@ class Context:
     limits: Limits = field(default_factory=lambda: Limits(None, ANYONE))
     is_strict: bool = False
     """Are parameters refused that would be ignored?"""
+    is_background: bool = False
+    """Does it run on what nobody else needs?"""
     began: float = field(default_factory=time.perf_counter)
     route: str = ""
     """The path of its route as declared; "": of none."""

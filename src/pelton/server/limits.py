@@ -33,9 +33,11 @@ class Bucket(msgspec.Struct, frozen=True):
 class Limits:
     """The limits of one key, for the time of one request."""
 
-    def __init__(self, store: Store | None, key: Key) -> None:
+    def __init__(self, store: Store | None, key: Key, account: str = "") -> None:
+        """`account`: limits of the same height, counted apart from those of others."""
         self._store = store
         self._key = key
+        self._account = account
         self.buckets: dict[Kind, Bucket] = {}
         """As they were last seen."""
 
@@ -70,18 +72,18 @@ class Limits:
         self, kind: Kind, limit: int, amount: int, *, must_have: bool
     ) -> Callable[[Connection], tuple[float, float, bool]]:
         """Work for the store that gives the level before and after, and whether `amount` was taken."""
-        key_id = self._key.id
+        key_id, kind_there = self._key.id, self._account + kind
 
         def change(connection: Connection) -> tuple[float, float, bool]:
             now = time.time()
             row = connection.execute(
-                "SELECT level, at FROM buckets WHERE key_id = ? AND kind = ?", (key_id, kind)
+                "SELECT level, at FROM buckets WHERE key_id = ? AND kind = ?", (key_id, kind_there)
             ).fetchone()
             level, at = (limit, now) if row is None else row
             before = min(limit, level + max(0.0, now - at) * limit / MINUTE)
             is_taken = before >= amount or not must_have
             after = min(limit, before - amount) if is_taken else before
-            values = (key_id, kind, after, max(at, now))
+            values = (key_id, kind_there, after, max(at, now))
             connection.execute("INSERT OR REPLACE INTO buckets VALUES (?, ?, ?, ?)", values)
             return before, after, is_taken
 

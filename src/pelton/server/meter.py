@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from time import perf_counter
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pelton.logs import fields
-from pelton.request import Request, TextDelta, TextDone, TextEvent, TextFinish, Usage
+from pelton.request import BACKGROUND, Request, TextDelta, TextDone, TextEvent, TextFinish, Usage
 from pelton.server.context import Context, current
 from pelton.server.ledger import Ledger
 from pelton.server.metrics import Metrics, ModelMetrics
@@ -41,6 +42,8 @@ class Meter:
         context = current()
         if context.key.id:
             request = msgspec.structs.replace(request, tenant=context.key.id)
+        if context.is_background:
+            request = in_background(request)
         expected = expected_usage(request)
         reserved = await context.limits.take("tokens", expected.prompt_tokens + expected.completion_tokens)
         trace = None if self._tracer is None else self._tracer.start(request, service.name, context.trace)
@@ -166,3 +169,13 @@ def expected_usage(request: Request) -> Usage:
         num_prompt = -(-sum(map(len, texts)) // CHARACTERS_PER_TOKEN)
     made = request.sampling.best_of or request.sampling.n
     return Usage(prompt_tokens=num_prompt, completion_tokens=made * (request.sampling.max_tokens or 0))
+
+
+def in_background(request: Request) -> Request:
+    """The request, where it gets what nobody else needs, and so may take any time."""
+    return msgspec.structs.replace(
+        request,
+        priority=BACKGROUND,
+        timeout=math.inf if request.timeout is None else request.timeout,
+        queue_timeout=math.inf if request.queue_timeout is None else request.queue_timeout,
+    )

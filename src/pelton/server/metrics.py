@@ -84,7 +84,23 @@ class Metrics:
         self.decode = self._histogram("decode_seconds", "From a request's first token to its end.")
         self.prompts = self._histogram("request_prompt_tokens", "Tokens of a request's prompt.", TOKENS)
         self.answers = self._histogram("request_completion_tokens", "Tokens of a request's choices.", TOKENS)
+        self._batch_requests = Counter(
+            "pelton_batch_requests", "Requests of batches that are done, by how.", ("outcome",),
+            registry=self._registry,
+        )  # fmt: skip
+        self.count_batches: Callable[[], dict[str, int]] = dict
+        """The batches of the store, by status."""
         self._of: dict[str, ModelMetrics] = {}
+
+    def count_batch_request(self, is_failed: bool) -> None:
+        """A request of a batch is done."""
+        self._batch_requests.labels("failed" if is_failed else "completed").inc()
+
+    def _batches(self) -> Metric:
+        metric = GaugeMetricFamily("pelton_batches", "Batches, by their status.", labels=("status",))
+        for status, count in sorted(self.count_batches().items()):
+            metric.add_metric((status,), count)
+        return metric
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(f"pelton_{name}", help, ("model", *labels), registry=self._registry)
@@ -106,7 +122,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """All metrics as they stand, under both names (what Prometheus' encoders ask for)."""
-        for metric in (*self._registry.collect(), *engine_metrics(self._services())):
+        for metric in (*self._registry.collect(), self._batches(), *engine_metrics(self._services())):
             yield metric
             for alias in VLLM.get(metric.name, ()):
                 yield _renamed(metric, alias)

@@ -68,6 +68,11 @@ class Models:
         """Those of the store, by name."""
         return [model for model in await self._pool.available() if self._sees(model.name)]
 
+    def max_sequences(self, name: str) -> int:
+        """How many requests fill the batch of the model's engine; 0 while it is not loaded."""
+        services = (service for service in self._pool.services() if name in self._pool.names(service.name))
+        return next((service.engine.info.max_sequences for service in services), 0)
+
     def _sees(self, name: str) -> bool:
         """May the caller use the model by one of its names?"""
         return any(map(current().key.may_use, self._pool.names(name)))

@@ -23,12 +23,12 @@ from pelton.server.models import Models
 from pelton.server.openai_account import check_metadata, is_other_tier, tier_of, user_of
 from pelton.server.openai_reply import ChatReply, CompletionReply, error_body
 from pelton.server.openai_structured import grammar_of
-from pelton.server.operation import Dialect, get, post
+from pelton.server.operation import Dialect, Operation, get, post
 from pelton.server.wire import JSON, read
 
 
-def dialect(models: Models) -> Dialect:
-    """The dialect over these models."""
+def dialect(models: Models, *more: Operation) -> Dialect:
+    """The dialect over these models, with `more` of its operations."""
 
     async def chat(http: HTTPRequest) -> ASGIApp:
         body, extras = await read(http, wire.ChatRequest)
@@ -109,6 +109,7 @@ def dialect(models: Models) -> Dialect:
         ),
         get("/v1/models", listing, "List the models", wire.ModelList),
         get("/v1/models/{name:path}", model, "Show one model", wire.ModelCard),
+        *more,
     )
     return Dialect(operations=operations, prefixes=("/v1",), error_body=error_body, error=wire.ErrorAnswer)
 

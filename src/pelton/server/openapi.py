@@ -32,7 +32,7 @@ def document(dialects: Iterable[Dialect]) -> dict[str, Any]:
     types = {
         each
         for operation, error in operations
-        for each in (operation.body, operation.answer, error)
+        for each in (operation.body, operation.form, operation.answer, error)
         if each is not None
     }
     ordered = sorted(types, key=str)
@@ -70,9 +70,9 @@ def _operation(operation: Operation, error: Any, known: dict[Any, Any]) -> dict[
     }
     if parameters := [*_path_parameters(operation), *_query_parameters(operation)]:
         described["parameters"] = parameters
-    if operation.body is not None:
-        content = {"application/json": {"schema": known[operation.body]}}
-        described["requestBody"] = {"required": True, "content": content}
+    for media_type, kind in (("application/json", operation.body), ("multipart/form-data", operation.form)):
+        if kind is not None:
+            described["requestBody"] = {"required": True, "content": {media_type: {"schema": known[kind]}}}
     if operation.is_open:
         described["security"] = []
         described["responses"]["503"] = {"description": "It drains.", "content": answers}

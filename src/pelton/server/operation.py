@@ -36,6 +36,8 @@ class Operation:
     """What the caller's key must be for."""
     body: Any = None
     """The type of its JSON body."""
+    form: Any = None
+    """The type of its body, where that is a form (multipart/form-data)."""
     query: Any = None
     """The type of its query."""
     answer: Any = None

@@ -44,6 +44,17 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         " num_bytes INTEGER NOT NULL) STRICT",
         "CREATE INDEX responses_by_use ON responses (used_at, num_bytes)",
     ),
+    (
+        "CREATE TABLE files (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL,"
+        " purpose TEXT NOT NULL, filename TEXT NOT NULL, bytes INTEGER NOT NULL, created_at INTEGER NOT NULL,"
+        " expires_at INTEGER) STRICT",
+        "CREATE INDEX files_by_owner ON files (owner)",
+        "CREATE TABLE batches (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL,"
+        " status TEXT NOT NULL, is_open INTEGER NOT NULL, input_file_id TEXT NOT NULL, output_id TEXT NOT NULL,"
+        " error_id TEXT NOT NULL, output_seconds INTEGER, document BLOB NOT NULL) STRICT",
+        "CREATE INDEX batches_by_owner ON batches (owner)",
+        "CREATE INDEX open_batches ON batches (input_file_id) WHERE is_open",
+    ),
 )
 """Statements that bring a file from version i to i + 1. Those that were released are never changed."""
 

@@ -57,8 +57,7 @@ async def read(request: Request, wire_type: type[S]) -> tuple[S, dict[str, Any]]
     try:
         value = msgspec.convert(plain, wire_type)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$")
-        raise InvalidRequest(_short(f"{path.strip('`.') or 'body'}: {message}"), param=_param(path)) from None
+        raise _misfit(error, "body") from None
     unknown = dict(islice(_unknown(plain, wire_type, ""), MAX_UNKNOWN + 1))
     if len(unknown) > MAX_UNKNOWN:
         raise InvalidRequest(f"the body has over {MAX_UNKNOWN} unknown fields, {_short(next(iter(unknown)))} the first")
@@ -73,8 +72,13 @@ def read_query(request: Request, wire_type: type[S]) -> tuple[S, list[str]]:
     try:
         return msgspec.convert(plain, wire_type, strict=False), sorted(unknown)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$")
-        raise InvalidRequest(_short(f"{path.strip('`.') or 'query'}: {message}"), param=_param(path)) from None
+        raise _misfit(error, "query") from None
+
+
+def _misfit(error: msgspec.ValidationError, whole: str) -> InvalidRequest:
+    """What does not fit its type, with the field's path; `whole`: what that begins in."""
+    message, _, path = str(error).replace(" - at `key` in `$", " - at `$").partition(" - at `$")
+    return InvalidRequest(_short(f"{path.strip('`.') or whole}: {message}"), param=_param(path))
 
 
 def _check_depth(plain: Any) -> None:

@@ -1,0 +1,116 @@
+"""The answers of a batch as they come: lines behind each other in two files, which are the record of what is done.
+
+Each line is on the disk before it counts. Whoever opens the files again, after whatever end, finds the lines that are
+whole, cuts off a last one that is not, and goes on with the others: so each request has one line, in one of the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import msgspec
+
+from pelton.server.batch_types import BatchUsage, OutputLine, plus
+from pelton.server.file_store import sync_folder
+
+T = TypeVar("T")
+_decoder = msgspec.json.Decoder(OutputLine)
+_encoder = msgspec.json.Encoder()
+
+
+class BatchLog:
+    """The two files. All that is done to them is done in one thread, in order, also when nobody waits for it."""
+
+    def __init__(self, output: Path, errors: Path) -> None:
+        self._paths = (output, errors)
+        self._files: list[BinaryIO] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pelton batch")
+        self.done: set[str] = set()
+        """The `custom_id` of each line."""
+        self.num_completed = self.num_failed = 0
+        self.usage = BatchUsage()
+
+    async def open(self) -> None:
+        """Find out what is done."""
+        await self._do(self._open)
+
+    def _open(self) -> None:
+        self._paths[0].parent.mkdir(mode=0o700, exist_ok=True)
+        for path in self._paths:
+            file = os.fdopen(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600), "r+b")
+            self._files.append(file)
+            end = 0
+            for line in file:
+                try:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._count(_decoder.decode(line))
+                except msgspec.DecodeError:
+                    break
+                end += len(line)
+            file.seek(end)
+            file.truncate()
+        sync_folder(self._paths[0].parent)
+
+    async def add(self, lines: Sequence[OutputLine]) -> None:
+        """Write lines down. They are safe when this returns, and are written even where it is cancelled."""
+        await self._do(self._add, lines)
+
+    def _add(self, lines: Sequence[OutputLine]) -> None:
+        for file, is_failed in zip(self._files, (False, True), strict=True):
+            mine = [line for line in lines if is_failure(line) is is_failed]
+            if mine:
+                end = file.tell()
+                try:
+                    file.write(b"".join(_encoder.encode(line) + b"\n" for line in mine))
+                    file.flush()
+                    os.fsync(file.fileno())
+                except OSError:
+                    file.seek(end)
+                    file.truncate()
+                    raise
+                for line in mine:
+                    self._count(line)
+
+    def _count(self, line: OutputLine) -> None:
+        self.done.add(line.custom_id)
+        if is_failure(line):
+            self.num_failed += 1
+        else:
+            self.num_completed += 1
+            assert line.response is not None
+            self.usage = plus(self.usage, line.response.body)
+
+    async def close(self) -> tuple[int, int]:
+        """How many bytes the files have; those that have none are removed."""
+        return await self._do(self._close)
+
+    def _close(self) -> tuple[int, int]:
+        sizes = (self._files[0].tell(), self._files[1].tell())
+        self._let_go()
+        for path, size in zip(self._paths, sizes, strict=True):
+            if not size:
+                path.unlink()
+        return sizes
+
+    def _let_go(self) -> None:
+        for file in self._files:
+            file.close()
+
+    async def _do(self, work: Callable[..., T], *values: object) -> T:
+        return await asyncio.shield(asyncio.wrap_future(self._thread.submit(work, *values)))
+
+    def end(self) -> None:
+        """Finish what is being written, and leave the files as they are."""
+        self._thread.submit(self._let_go)
+        self._thread.shutdown(wait=True)
+
+
+def is_failure(line: OutputLine) -> bool:
+    """Does a line belong among the errors?"""
+    return line.response is None or line.response.status_code != 200
