@@ -185,10 +185,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     store: str = ""
     """The SQLite file of keys, of what they have used and of all else that outlives the server. `load` names
     HOME/server.sqlite; "": nothing is kept."""
-    responses_size: float = 1.0
-    """GB of the store that stored responses may take; 0: none are stored."""
+    responses_size: Bytes = Bytes(1 << 30)
+    """Bytes that all stored responses may take; 0: none are stored."""
     responses_max_age: Seconds = Seconds(30 * 24 * 3600)
-    """How long a stored response stays after it was made, or was last gone on with; 0: none are stored."""
+    """How long a stored response stays after it was made or last gone on with; 0: none are stored."""
     max_file: Bytes = Bytes(512 << 20)
     """Bytes that a file of /v1/files may have."""
     max_files: int = 1000

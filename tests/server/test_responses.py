@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx2 as httpx
@@ -433,7 +435,7 @@ def test_a_key_sees_its_own(service, file, tmp_path):
 
 
 def test_stores_are_bounded(service, file):
-    with serving(service, store=str(file), responses_size=8e-6) as url, client_of(url) as client:
+    with serving(service, store=str(file), responses_size=8000) as url, client_of(url) as client:
         ids = [client.responses.create(**ASK).id for _ in range(12)]
         kept = [id for id in ids if httpx.get(f"{url}/v1/responses/{id}").status_code == 200]
         assert kept == ids[-len(kept) :]
@@ -458,7 +460,7 @@ def test_without_a_store_answers_say_so(service):
         assert refused(url, background=True)["param"] == "background"
 
 
-def test_a_full_disk_loses_no_answer(service, file, monkeypatch):
+def test_a_full_disk_loses_no_answer(service, file):
     with serving(service, store=str(file)) as url, client_of(url) as client:
         assert client.responses.create(**ASK).model_extra["store"] is True
         fill(file)
@@ -470,13 +472,26 @@ def test_a_full_disk_loses_no_answer(service, file, monkeypatch):
         assert httpx.post(f"{url}/v1/responses", json={**ASK, "background": True}).status_code == 503
 
 
-def fill(file: Path) -> None:
-    """Nothing can be written to the store any more."""
-    import sqlite3
+def test_nor_does_it_lose_one_in_the_background(client, service, file):
+    service.delay = 0.1
+    made = client.responses.create(**ASK, background=True)
+    fill(file)
+    done = waited(client, made.id, until=("completed",))
+    assert (done.output_text, done.model_extra["store"]) == ("Hello 🦙", False)
+    change(file, "DROP TRIGGER no_insert", "DROP TRIGGER no_update")
+    assert client.responses.retrieve(made.id).model_extra["store"] is True
 
-    connection = sqlite3.connect(file)
-    connection.execute("CREATE TRIGGER full BEFORE INSERT ON responses BEGIN SELECT raise(abort, 'disk is full'); END")
-    connection.close()
+
+def fill(file: Path) -> None:
+    """Nothing can be written to the table any more."""
+    says = "ON responses BEGIN SELECT raise(abort, 'disk is full'); END"
+    change(file, f"CREATE TRIGGER no_insert BEFORE INSERT {says}", f"CREATE TRIGGER no_update BEFORE UPDATE {says}")
+
+
+def change(file: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(file)) as connection:
+        for statement in statements:
+            connection.execute(statement)
 
 
 def test_input_tokens(client):

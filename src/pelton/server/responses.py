@@ -24,9 +24,12 @@ from pelton.server.responses_background import Background, Log, Run
 from pelton.server.responses_prompt import items, prompt, response_id
 from pelton.server.responses_reply import ResponseReply, error_body
 from pelton.server.responses_request import ignored, request_of, response_of
-from pelton.server.responses_store import ResponseNotFound, ResponseStore
+from pelton.server.responses_store import ResponseNotFound, ResponseStore, not_stored
 from pelton.server.wire import JSON, EventStream, read, read_query, sse, unless_gone
 
+_REFERENCES = (None, "item_reference")
+MAX_REFERENCES = 256
+"""Items of other threads in one input."""
 Q = TypeVar("Q", bound=msgspec.Struct)
 _EVERYWHERE = ("include", "include_obfuscation")
 """What there is to include was decided when the response was made."""
@@ -67,22 +70,23 @@ class Responses:
         """Start one in the background."""
         if not base.store or self._stored.presence is None:
             raise InvalidRequest("background needs store: true, and a server that stores responses", param="background")
-        log = Log()
-
-        async def keep(response: wire.Response) -> wire.Response:
-            await self._stored.update(response)
-            return response
-
-        reply = ResponseReply(base, num_input=len(own), is_stream=True, keep=keep, log=log.add)
-        reply.queued()
-        queued = reply.now()
+        run = Run(base.id)
+        run.reply = ResponseReply(
+            base,
+            num_input=len(own),
+            is_stream=True,
+            keep=lambda response: self.background.save(run, response),
+            log=run.log.add,
+        )
+        run.reply.queued()
+        queued = run.reply.now()
         await self._stored.add(queued, own, runner=self._stored.presence.name)
         try:
-            await unless_gone(http, self.background.start(Run(base.id, reply, log), request))
+            await unless_gone(http, self.background.start(run, request))
         except BaseException:
             await self._stored.delete(base.id)
             raise
-        return _stream(log, 0) if is_stream else JSON(queued)
+        return _stream(run.log, 0) if is_stream else JSON(queued)
 
     async def _kept(self, response: wire.Response, own: list[wire.Item]) -> wire.Response:
         """Store it, where that is wanted. Where it cannot be, the answer is none the worse, and says so."""
@@ -91,8 +95,7 @@ class Responses:
         try:
             await self._stored.add(response, own)
         except PeltonError as error:
-            warnings = [*(response.warnings or ()), f"this response could not be stored: {error.message}"]
-            return msgspec.structs.replace(response, store=False, warnings=warnings)
+            return not_stored(response, error)
         return response
 
     async def _input(self, id: str, body: wire.CountRequest) -> tuple[list[wire.Item], list[wire.Item]]:
@@ -100,8 +103,14 @@ class Responses:
         previous = body.previous_response_id
         before = [] if previous is None else await self._stored.previous(previous)
         known = {each.id: each for each in before}
-        own = body.input if isinstance(body.input, list) else []
-        for each in {item.id for item in own if item.id is not None and item.type in (None, "item_reference")}:
+        given = body.input if isinstance(body.input, list) else []
+        referred = {
+            item.id for item in given if item.id is not None and item.role is None and item.type in _REFERENCES
+        } - known.keys()
+        if len(referred) > MAX_REFERENCES:
+            message = f"input refers to {len(referred)} items, over {MAX_REFERENCES}: go on with previous_response_id"
+            raise InvalidRequest(message, param="input")
+        for each in referred:
             if each not in known:
                 known |= await self._items_beside(each)
 
@@ -136,8 +145,7 @@ class Responses:
         id, query = http.path_params["id"], _query(http, wire.RetrieveQuery)
         if query.starting_after is not None and not query.stream:
             raise InvalidRequest("starting_after needs stream=true", param="starting_after")
-        run = self.background.running(id)
-        response = (await self._stored.get(id)).response if run is None else run.reply.now()
+        response = await self._response(id)
         if not query.stream:
             return JSON(response)
         if (log := self.background.events(id)) is None:
@@ -147,6 +155,12 @@ class Responses:
                 param="stream",
             )
         return _stream(log, 0 if query.starting_after is None else query.starting_after + 1)
+
+    async def _response(self, id: str) -> wire.Response:
+        """As it stands now. Raises `ResponseNotFound`."""
+        if (run := self.background.running(id)) is not None:
+            return run.reply.now()
+        return await self.background.unsaved(id) or (await self._stored.get(id)).response
 
     async def delete(self, http: HTTPRequest) -> Response:
         """DELETE /v1/responses/{id}."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
@@ -13,21 +12,20 @@ from pelton.server.answer import IndexedStream, chunks, known
 from pelton.server.context import current
 from pelton.server.models import Models
 from pelton.server.responses_reply import ResponseReply
-from pelton.server.responses_store import ResponseStore, sees
+from pelton.server.responses_store import ResponseStore, not_stored, sees
 from pelton.server.responses_types import Response
-
-log = logging.getLogger("pelton.server")
 
 ACCEPT_SECONDS = 5.0
 """How long the answer waits for the engine to take the request, so that what is wrong with it is said at once."""
-KEPT_SECONDS, MAX_KEPT = 300.0, 64
-"""How long, and of how many responses, the events can be read again after the end."""
+KEPT_SECONDS, MAX_KEPT, MAX_KEPT_BYTES = 300.0, 64, 64 << 20
+"""How long, of how many responses, and how many bytes of events can be read again after the end."""
 
 
 class Log:
     """The events of one response, as bytes."""
 
     def __init__(self) -> None:
+        self.num_bytes = 0
         self._events: list[bytes] = []
         self._is_over = False
         self._changed = asyncio.Event()
@@ -35,6 +33,7 @@ class Log:
     def add(self, event: bytes) -> None:
         """The next one."""
         self._events.append(event)
+        self.num_bytes += len(event)
         self._wake()
 
     def end(self) -> None:
@@ -58,17 +57,22 @@ class Log:
 
 
 class Run:
-    """One response under way."""
+    """One response under way, or ended not long ago. `reply` is set before it starts."""
 
-    def __init__(self, id: str, reply: ResponseReply, log: Log) -> None:
+    reply: ResponseReply
+
+    def __init__(self, id: str) -> None:
         self.id = id
-        self.reply = reply
-        self.log = log
+        self.log = Log()
         self.key_id = current().key.id
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None] | None = None
         self.is_cancelled = False
         """Does the client want it no more?"""
+        self.final: Response | None = None
+        """As it ended."""
+        self.is_saved = True
+        """Does the store have that?"""
 
 
 class Background:
@@ -114,34 +118,52 @@ class Background:
                 reply.cancel()
             else:
                 reply.failure(Unavailable("the server ended while this response was under way: ask again"))
-            await self._keep(reply)
+            await self._fail(run)
         except Exception as error:
             reply.failure(known(error))
-            await self._keep(reply)
+            await self._fail(run)
             if not run.accepted.done():
                 run.accepted.set_exception(known(error))
                 run.accepted.exception()  # it may come when nobody waits any more
         finally:
             run.log.end()
 
-    async def _keep(self, reply: ResponseReply) -> None:
-        assert reply.failed is not None
+    async def save(self, run: Run, response: Response) -> Response:
+        """Store a response that has ended, and give it as it is told. Where it cannot be stored, it stays in memory for
+        a while."""
+        run.final = response
         try:
-            await self._stored.update(reply.failed)
+            await self._stored.update(response)
         except PeltonError as error:
-            log.error("a response that failed could not be stored: %s", error)
+            run.is_saved = False
+            return not_stored(response, error)
+        run.is_saved = True
+        return response
+
+    async def _fail(self, run: Run) -> None:
+        assert run.reply.failed is not None
+        await self.save(run, run.reply.failed)
 
     def _over(self, run: Run) -> None:
         self._runs.pop(run.id, None)
         self._ended[run.id] = run
-        while len(self._ended) > MAX_KEPT:
+        while len(self._ended) > MAX_KEPT or sum(each.log.num_bytes for each in self._ended.values()) > MAX_KEPT_BYTES:
             del self._ended[next(iter(self._ended))]
         with suppress(RuntimeError):  # the event loop has ended, too
-            asyncio.get_running_loop().call_later(KEPT_SECONDS, self._ended.pop, run.id, None)
+            asyncio.get_running_loop().call_later(KEPT_SECONDS, self._expire, run)
+
+    def _expire(self, run: Run) -> None:
+        if run.is_saved:
+            self._ended.pop(run.id, None)
 
     def running(self, id: str) -> Run | None:
         """One under way that the caller may see."""
         return self._seen(self._runs.get(id))
+
+    async def unsaved(self, id: str) -> Response | None:
+        """One that has ended and could not be stored, that the caller may see. It is tried once more."""
+        run = self._seen(self._ended.get(id))
+        return None if run is None or run.is_saved or run.final is None else await self.save(run, run.final)
 
     def events(self, id: str) -> Log | None:
         """Those of one under way, or of one that has ended not long ago."""
@@ -157,7 +179,7 @@ class Background:
         run.is_cancelled = True
         run.task.cancel()
         await asyncio.wait((run.task,))
-        return (await self._stored.get(run.id)).response
+        return run.final or run.reply.now()
 
     def forget(self, id: str) -> None:
         """It was deleted."""

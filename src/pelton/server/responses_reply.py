@@ -149,13 +149,13 @@ class ResponseReply:
 
     def failure(self, error: PeltonError) -> bytes:
         """What went wrong, and the response as far as it came."""
-        self.failed = msgspec.structs.replace(self.now(), status="failed", error=response_error(error))
+        self.failed = msgspec.structs.replace(self._broken(), status="failed", error=response_error(error))
         told = events.Error(code=error.code, message=error.message, param=_param(error))
         return self._event(told) + self._event(events.Failed(response=self.failed))
 
     def cancel(self) -> wire.Response:
         """End it as far as it came."""
-        self.failed = msgspec.structs.replace(self.now(), status="cancelled")
+        self.failed = msgspec.structs.replace(self._broken(), status="cancelled")
         self._event(events.Failed(response=self.failed))
         return self.failed
 
@@ -224,6 +224,9 @@ class ResponseReply:
     def now(self) -> wire.Response:
         """The response as far as it came."""
         return msgspec.structs.replace(self._base, output=self._output("in_progress"))
+
+    def _broken(self) -> wire.Response:
+        return msgspec.structs.replace(self._base, output=self._output("incomplete"))
 
     def _ended(self, usage: Usage) -> wire.Response:
         finish = self._choice.ended()

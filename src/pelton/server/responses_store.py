@@ -4,12 +4,13 @@ without keys everybody does."""
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
 
 from pelton.config import ServerConfig
-from pelton.errors import InvalidRequest, Unavailable
+from pelton.errors import InvalidRequest, NotFound, PeltonError, Unavailable
 from pelton.server.context import current
 from pelton.server.keys import ANYONE, Key
 from pelton.server.presence import Presence
@@ -21,17 +22,16 @@ MAX_THREAD = 64 << 20
 """Bytes of all that is stored of one thread of responses."""
 MAX_TURNS = 10_000
 """Responses of one thread."""
-GB = 10**9
+SLACK = 64
+"""A part of the bounds in so many is let pass before the next look at them, which is then under them by so much."""
 _THREAD = (
     "WITH RECURSIVE thread (id, turn) AS (SELECT ?, 1 UNION ALL SELECT r.previous_id, turn + 1 FROM responses r"
     f" JOIN thread USING (id) WHERE r.previous_id IS NOT NULL AND turn <= {MAX_TURNS})"
 )
 
 
-class ResponseNotFound(InvalidRequest):
+class ResponseNotFound(NotFound):
     """There is no such response, or it is another key's."""
-
-    status = 404
 
 
 class PreviousNotFound(InvalidRequest):
@@ -58,9 +58,13 @@ class ResponseStore:
 
     def __init__(self, store: Store | None, config: ServerConfig) -> None:
         self._store = store
-        self._max_bytes = int(config.responses_size * GB)
+        self._max_bytes = config.responses_size
         self._max_age = config.responses_max_age
+        self._num_added, self._bytes_added = MAX_ROWS, 0
+        """Since the last look at the bounds; at first nobody knows."""
         self.presence = None if store is None else Presence(store.path)
+        if store is not None and self.keeps:
+            store.write(lambda connection: self._prune(connection, 0))
 
     @property
     def keeps(self) -> bool:
@@ -79,7 +83,7 @@ class ResponseStore:
         were not used for longest first. Raises `Unavailable` where it cannot be written."""
         input_blob, blob = msgspec.json.encode(input), msgspec.json.encode(response)
         now, size = time.time(), len(input_blob) + len(blob)
-        if size > self._max_bytes:
+        if size > self._max_bytes - self._max_bytes // SLACK:
             raise Unavailable(f"a response of {size} bytes is over what this server keeps, {self._max_bytes}")
         row = (response.id, current().key.id, response.previous_response_id, runner, now, now, input_blob, blob, size)
 
@@ -88,7 +92,7 @@ class ResponseStore:
             connection.execute(
                 f"{_THREAD} UPDATE responses SET used_at = ? WHERE id IN (SELECT id FROM thread)", (response.id, now)
             )
-            self._prune(connection, now)
+            self._prune(connection, size)
 
         await self.store.written(insert)
 
@@ -101,18 +105,25 @@ class ResponseStore:
                 "UPDATE responses SET response = ?, runner = NULL, num_bytes = length(input) + ? WHERE id = ?",
                 (blob, len(blob), response.id),
             )
-            self._prune(connection, time.time())
+            self._prune(connection, len(blob))
 
         await self.store.written(change)
 
-    def _prune(self, connection: Connection, now: float) -> None:
-        connection.execute("DELETE FROM responses WHERE used_at < ?", (now - self._max_age,))
+    def _prune(self, connection: Connection, added: int) -> None:
+        """Remove what is too old or too much, after so many bytes were added."""
+        connection.execute("DELETE FROM responses WHERE used_at < ?", (time.time() - self._max_age,))
+        self._num_added += 1
+        self._bytes_added += added
+        if self._num_added < MAX_ROWS // SLACK and self._bytes_added < self._max_bytes // SLACK:
+            return
+        self._num_added = self._bytes_added = 0
+        most, most_bytes = MAX_ROWS - MAX_ROWS // SLACK, self._max_bytes - self._max_bytes // SLACK
         count, size = connection.execute("SELECT count(*), coalesce(sum(num_bytes), 0) FROM responses").fetchone()
-        if count <= MAX_ROWS and size <= self._max_bytes:
+        if count <= most and size <= most_bytes:
             return
         gone: list[tuple[int]] = []
         for rowid, num_bytes in connection.execute("SELECT rowid, num_bytes FROM responses ORDER BY used_at, rowid"):
-            if count <= MAX_ROWS and size <= self._max_bytes:
+            if count <= most and size <= most_bytes:
                 break
             gone.append((rowid,))
             count, size = count - 1, size - num_bytes
@@ -122,18 +133,20 @@ class ResponseStore:
         """One that the caller may see. Raises `ResponseNotFound`. One that was under way when its server died has
         failed."""
         key = current().key
-        rows = (
-            self.store.read("SELECT key_id, response, input, runner FROM responses WHERE id = ?", (id,))
-            if self.keeps
-            else []
-        )
+        rows = []
+        if self.keeps:
+            rows = self.store.read(
+                "SELECT key_id, response, input, runner FROM responses WHERE id = ? AND used_at >= ?",
+                (id, time.time() - self._max_age),
+            )
         if not rows or not sees(key, rows[0][0]):
             raise ResponseNotFound(f"there is no response {id[:200]!r}, or not any more")
         _, blob, input_blob, runner = rows[0]
         response = msgspec.json.decode(blob, type=Response)
         if runner is not None and not self._is_alive(runner):
             runner, response = None, _died(response)
-            await self.update(response)
+            with suppress(Unavailable):  # the next one who asks sees the same
+                await self.update(response)
         return Stored(response, msgspec.json.decode(input_blob, type=list[Item]), runner)
 
     def _is_alive(self, runner: str) -> bool:
@@ -187,6 +200,12 @@ class ResponseStore:
 def sees(key: Key, owner: str) -> bool:
     """May this key see what one of that id has made?"""
     return key is ANYONE or key.id == owner
+
+
+def not_stored(response: Response, error: PeltonError) -> Response:
+    """How a response is told that could not be stored: it is none the worse for that."""
+    warnings = [*(response.warnings or ()), f"this response could not be stored: {error.message}"]
+    return msgspec.structs.replace(response, store=False, warnings=warnings)
 
 
 def _died(response: Response) -> Response:
