@@ -122,7 +122,7 @@ void bind_machine(nb::module_& m) {
 }
 
 void run(Program& program, Array<int32_t, 1> ids, Array<int32_t, 1> positions, Array<int32_t, 1> seq_starts,
-         const std::vector<Array<int32_t, 2>>& tables, Array<int32_t, 1> logit_rows) {
+         const std::vector<Array<int32_t, 2>>& tables, Array<int32_t, 1> logit_rows, int num_pooled) {
     std::vector<const int32_t*> table_data;
     std::vector<int32_t> table_widths;
     for (const auto& table : tables) {
@@ -133,6 +133,7 @@ void run(Program& program, Array<int32_t, 1> ids, Array<int32_t, 1> positions, A
     batch.num_tokens = static_cast<int>(ids.size());
     batch.num_sequences = static_cast<int>(seq_starts.size()) - 1;
     batch.num_logit_rows = static_cast<int>(logit_rows.size());
+    batch.num_drawn = batch.num_logit_rows - num_pooled;
     batch.ids = ids.data();
     batch.positions = positions.data();
     batch.seq_starts = seq_starts.data();
@@ -152,10 +153,18 @@ void logits(Program& program, nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::
     });
 }
 
+void states(const Program& program, nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> out) {
+    if (out.shape(0) != static_cast<size_t>(program.num_pooled()) ||
+        out.shape(1) != static_cast<size_t>(program.width()))
+        throw std::invalid_argument("states: out has another shape");
+    nb::gil_scoped_release unlocked;
+    program.states(out.data());
+}
+
 void sample_step(Program& program, nb::handle params, nb::handle out, nb::handle processing) {
-    const SampleParams views = sample_params(params, program.num_logit_rows(), program.num_valid());
-    const SampleResult result = sample_result(out, program.num_logit_rows());
-    Processing processors(processing, program.num_logit_rows());
+    const SampleParams views = sample_params(params, program.num_drawn(), program.num_valid());
+    const SampleResult result = sample_result(out, program.num_drawn());
+    Processing processors(processing, program.num_drawn());
     nb::gil_scoped_release unlocked;
     program.run_head([&](const StepContext& step, int first, int count, const Rows& logits) {
         processors.sample(step, first, count, logits, views, result);
@@ -226,8 +235,9 @@ void bind_program(nb::module_& m) {
             nb::arg("x"), nb::arg("product"), nb::arg("logits"), nb::arg("tile_rows"), nb::arg("num_valid"),
             nb::arg("cap"))
         .def("run", run, nb::arg("ids"), nb::arg("positions"), nb::arg("seq_starts"), nb::arg("tables"),
-             nb::arg("logit_rows"))
+             nb::arg("logit_rows"), nb::arg("num_pooled"))
         .def("logits", logits, nb::arg("out"))
+        .def("states", states, nb::arg("out"))
         .def("sample", sample_step, nb::arg("params"), nb::arg("out"), nb::arg("processing").none() = nb::none())
         .def("timings", [](const Program& self) {
             std::vector<std::tuple<std::vector<std::tuple<int64_t, int64_t>>, int64_t>> out;

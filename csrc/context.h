@@ -17,6 +17,7 @@ struct BatchView {
     int num_tokens = 0;                      // T
     int num_sequences = 0;                   // S
     int num_logit_rows = 0;                  // R
+    int num_drawn = 0;                       // of them, the first ones, which the head is for
     const int32_t* ids = nullptr;            // [T]
     const int32_t* positions = nullptr;      // [T]
     const int32_t* seq_starts = nullptr;     // [S + 1]

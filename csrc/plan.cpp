@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <ctime>
 #include <stdexcept>
 
@@ -199,8 +200,8 @@ void Program::run_head(const UseLogits& use) {
     const ActivationKernel& kernel =
         machine_.kernels.linear.activations[static_cast<int>(product.weight.kernel->family)];
     machine_.pool.wake();
-    for (int first = 0; first < batch_.num_logit_rows; first += head_rows_) {
-        const int count = std::min(head_rows_, batch_.num_logit_rows - first);
+    for (int first = 0; first < batch_.num_drawn; first += head_rows_) {
+        const int count = std::min(head_rows_, batch_.num_drawn - first);
         timed(phases_.size(), [&] {
             kernel.prepare(head_x_.rows.row(first), static_cast<size_t>(head_x_.rows.stride), 0, count, count,
                            head_x_.width, const_cast<uint8_t*>(product.x));
@@ -209,6 +210,12 @@ void Program::run_head(const UseLogits& use) {
         timed(phases_.size() + 1, [&] { use(step, first, count, head_[0].out); });
     }
     leave();
+}
+
+void Program::states(float* out) const {
+    const auto width = static_cast<size_t>(head_x_.width);
+    for (int r = 0; r < num_pooled(); r++)
+        std::memcpy(out + static_cast<size_t>(r) * width, head_x_.rows.row(num_drawn() + r), width * sizeof(float));
 }
 
 }  // namespace pelton

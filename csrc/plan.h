@@ -53,10 +53,14 @@ class Program {
     // One step; returns when it has run.
     void run(const BatchView& batch);
 
-    // Runs the head over the rows of the last step, tile by tile: use(first row, rows, their logits).
+    // Runs the head over the rows of the last step that are drawn, tile by tile: use(first row, rows, their logits).
     using UseLogits = std::function<void(const StepContext& context, int first, int count, const Rows& logits)>;
     void run_head(const UseLogits& use);
-    int num_logit_rows() const { return batch_.num_logit_rows; }
+    int num_drawn() const { return batch_.num_drawn; }
+    // What the head would read of the last step's other rows, which are pooled: [num_pooled, width].
+    void states(float* out) const;
+    int num_pooled() const { return batch_.num_logit_rows - batch_.num_drawn; }
+    int width() const { return head_x_.width; }
     int num_valid() const { return num_valid_; }
 
     // What profiling has measured of one kind of step.

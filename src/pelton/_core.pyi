@@ -192,14 +192,18 @@ class Program:
         seq_starts: npt.NDArray[np.int32],
         tables: Sequence[npt.NDArray[np.int32]],
         logit_rows: npt.NDArray[np.int32],
+        num_pooled: int,
     ) -> None:
-        """One step; returns when it has run."""
+        """One step; returns when it has run. The last `num_pooled` of the logit rows are not for the head."""
 
     def logits(self, out: npt.NDArray[np.float32]) -> None:
-        """The whole logits of the last step's rows, [R, num_valid]."""
+        """The whole logits of the last step's drawn rows, [R - num_pooled, num_valid]."""
+
+    def states(self, out: npt.NDArray[np.float32]) -> None:
+        """What the head would read of the last step's pooled rows, [num_pooled, width]."""
 
     def sample(self, params: SampleArrays, out: Sampled, processing: Processing | None = None) -> None:
-        """Draw for each of the last step's rows, into `out`, which is zeros before."""
+        """Draw for each of the last step's drawn rows, into `out`, which is zeros before."""
 
     def timings(self) -> list[tuple[list[tuple[int, int]], int]]:
         """Of steps in which each sequence has one token, then of all others: (nanoseconds, runs) of each phase, the

@@ -17,6 +17,8 @@ MAX_STRINGS = 64
 """Of `stop` and of `dry_sequence_breakers`."""
 MAX_PROMPTS = 256
 """Prompts of one request."""
+MAX_INPUTS = 2048
+"""Texts of one request that are embedded."""
 MAX_BAD_WORDS = 1024
 MAX_STRING_LENGTH = 1024
 MAX_LOGIT_BIAS = 4096

@@ -119,6 +119,8 @@ class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     tool_dialect: str = "auto"
     """How the model writes tool calls; auto: by its chat template. Others: docs/tools.md."""
+    pooling: Literal["auto", "last", "mean", "cls"] = "auto"
+    """How a text becomes one vector, where neither the model's file nor the request says; auto: last."""
 
     def __post_init__(self) -> None:
         if self.tool_dialect not in TOOL_DIALECTS:

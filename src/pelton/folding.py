@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pelton.errors import InternalError
 from pelton.request import (
     ChoiceEvent,
     TextDelta,
+    TextDone,
+    TextEmbedding,
+    TextEvent,
     TextFinish,
     TextPrompt,
     TokenText,
@@ -46,6 +49,8 @@ class Choice:
     """In the order in which they came; none is empty but the arguments of a call that was cut."""
     token_ids: list[int] = field(default_factory=list)
     tokens: list[TokenText] = field(default_factory=list)
+    vector: bytes = b""
+    """Where the answer is one and no text: float32, little-endian."""
     finish: TextFinish | None = None
     _unplaced: list[TokenText] = field(default_factory=list)
     """Tokens since the last piece of text: those of a piece that is held back, or of a call."""
@@ -74,6 +79,8 @@ class Choice:
                 self._unplaced.clear()
             case ToolCallDelta():
                 self.parts[-1].pieces.append(event.arguments)
+            case TextEmbedding():
+                self.vector = event.vector
             case TextFinish():
                 if self.parts and self.parts[-1].kind == "content":
                     self._place()
@@ -108,6 +115,29 @@ class Choice:
         if self.finish is None:
             raise InternalError("a choice ended without a finish")
         return self.finish
+
+
+class Embedded(NamedTuple):
+    """All of an embedding's answer."""
+
+    vector: bytes
+    """float32, little-endian."""
+    usage: Usage
+    warnings: tuple[str, ...]
+
+
+async def embedded_of(events: AsyncIterator[TextEvent]) -> Embedded:
+    """The answer of a request for an embedding."""
+    choice, usage = Choice(), Usage()
+    async for event in events:
+        match event:
+            case TextDone():
+                usage = event.usage
+            case TextPrompt():
+                pass
+            case _:
+                choice.add(event)
+    return Embedded(choice.vector, usage, choice.ended().warnings)
 
 
 def warnings_of(choices: Sequence[Choice]) -> list[str]:

@@ -9,8 +9,9 @@ import secrets
 import sys
 import threading
 import weakref
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
+from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -18,16 +19,19 @@ import msgspec
 
 from pelton import config, structured
 from pelton.errors import InvalidRequest, Unavailable
-from pelton.folding import Choice
+from pelton.folding import Choice, embedded_of
 from pelton.pool import Pool
 from pelton.progress.display import Display
 from pelton.request import (
     AnswerReason,
+    EmbeddingParams,
     Grammar,
     Message,
+    Pooling,
     Request,
     SamplingParams,
     TextDone,
+    TextEvent,
     TextPrompt,
     TokenText,
     Tool,
@@ -37,9 +41,14 @@ from pelton.request import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from pelton.service import Service
 
 T = TypeVar("T")
+Fold = Callable[[Request, AsyncIterator[TextEvent]], Awaitable[tuple[T, Usage]]]
+"""A request's events -> its answer, and what that used."""
 Prompt = str | Sequence[int]
 Conversation = Sequence[Message | Mapping[str, Any]]
 
@@ -148,9 +157,8 @@ class LLM:
         `regex`, `choice` or `grammar` (Lark or GBNF): what each answer must be. `use_tqdm`: show the batch's progress
         where standard error is a terminal. An error of any prompt (`InvalidRequest`) is raised and ends the batch.
         """
-        is_one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
-        batch = cast("Sequence[Prompt]", [prompts] if is_one else prompts)
-        fields = [{**_prompt(each), "grammar": _grammar(json_schema, regex, choice, grammar)} for each in batch]
+        shared = {"grammar": _grammar(json_schema, regex, choice, grammar)}
+        fields = [{**_prompt(each), **shared} for each in _batch(prompts)]
         return self._answer(fields, sampling_params, use_tqdm)
 
     def chat(
@@ -195,6 +203,27 @@ class LLM:
         fields = [{"messages": tuple(map(_message, each)), **common} for each in batch]
         return self._answer(fields, sampling_params, use_tqdm)
 
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        use_tqdm: bool = True,
+    ) -> npt.NDArray[np.float32]:
+        """The vectors [N, width] of a text or a batch of texts, each text or token ids, in their order; of one text
+        [1, width]. `pooling`: how the hidden states of a text become one vector, where the model's file does not say;
+        None: as the settings say. `dimensions`: keep so many of the first values. `normalize`: to a Euclidean length
+        of 1. An error of any text (`InvalidRequest`) is raised and ends the batch."""
+        given = {"pooling": pooling, "dimensions": dimensions, "is_normalized": normalize}
+        params = _converted(given, EmbeddingParams, "embed")
+        requests = self._requests([{**_prompt(each), "embedding": params} for each in _batch(texts)], None)
+        vectors = self._run_all(requests, _vector, use_tqdm)
+        import numpy as np  # not at the top: a program that only generates has no use for it
+
+        return np.frombuffer(b"".join(vectors), "<f4").reshape(len(vectors), -1) if vectors else np.empty((0, 0), "<f4")
+
     def close(self) -> None:
         """End the engine and give its memory back. May be called twice. What is not closed is closed when nothing
         refers to it any more, or when the program ends."""
@@ -221,33 +250,41 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         shows_progress: bool,
     ) -> list[Result]:
-        if not self._end.alive:
-            raise Unavailable("this LLM has been closed")
-        if os.getpid() != self._pid:  # a fork has no threads: it would wait for ever
-            raise Unavailable("this LLM belongs to the process that this one was forked from: make one after the fork")
+        return self._run_all(self._requests(fields, sampling), _fold, shows_progress)
+
+    def _requests(
+        self, fields: Sequence[Mapping[str, Any]], sampling: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Request]:
         if sampling is None or isinstance(sampling, SamplingParams):
             each = [_checked(sampling or SamplingParams())] * len(fields)
         else:
             each = [_checked(params) for params in sampling]
         if len(each) != len(fields):
             raise InvalidRequest(f"{len(fields)} prompts, but {len(each)} sampling_params", param="sampling_params")
-        requests = [
+        return [
             Request(id=f"llm-{secrets.token_hex(8)}", model=self._model, sampling=params, **given)
             for params, given in zip(each, fields, strict=True)
         ]
-        with Display(shows_progress and len(requests) > 1 and sys.stderr.isatty()) as display:
-            return self._run(self._answer_all(requests, display))
 
-    async def _answer_all(self, requests: Sequence[Request], display: Display) -> list[Result]:
+    def _run_all(self, requests: Sequence[Request], fold: Fold[T], shows_progress: bool) -> list[T]:
+        """Each request's answer, folded. `fold` gives it with its usage."""
+        if not self._end.alive:
+            raise Unavailable("this LLM has been closed")
+        if os.getpid() != self._pid:  # a fork has no threads: it would wait for ever
+            raise Unavailable("this LLM belongs to the process that this one was forked from: make one after the fork")
+        with Display(shows_progress and len(requests) > 1 and sys.stderr.isatty()) as display:
+            return self._run(self._answer_all(requests, fold, display))
+
+    async def _answer_all(self, requests: Sequence[Request], fold: Fold[T], display: Display) -> list[T]:
         """As many at once as keep the engine busy and its queue open."""
         num_running = self._service.engine.info.max_sequences
         slots = asyncio.Semaphore(max(1, min(num_running + 16, self._settings.engine.max_queue)))
         tick = display.counter(len(requests))
 
-        async def answer(request: Request) -> Result:
-            async with slots:
-                result = await _fold(self._service, request)
-            tick(result.usage.completion_tokens)
+        async def answer(request: Request) -> T:
+            async with slots, aclosing(await self._service.generate(request)) as events:
+                result, usage = await fold(request, events)
+            tick(usage.completion_tokens)
             return result
 
         tasks = [asyncio.create_task(answer(request)) for request in requests]
@@ -280,22 +317,32 @@ async def _close(pool: Pool) -> None:
         await asyncio.wait(calls, timeout=1.0)
 
 
-async def _fold(service: Service, request: Request) -> Result:
+async def _fold(request: Request, events: AsyncIterator[TextEvent]) -> tuple[Result, Usage]:
     choices = [Choice() for _ in range(request.sampling.n)]
     usage = Usage()
     prompt_logprobs: tuple[TokenText | None, ...] | None = None
-    async with aclosing(await service.generate(request)) as events:
-        async for event in events:
-            match event:
-                case TextPrompt():
-                    prompt_logprobs = (None, *event.tokens)
-                case TextDone():
-                    usage = event.usage
-                case _:
-                    choices[event.choice].add(event)
+    async for event in events:
+        match event:
+            case TextPrompt():
+                prompt_logprobs = (None, *event.tokens)
+            case TextDone():
+                usage = event.usage
+            case _:
+                choices[event.choice].add(event)
     wants_logprobs = request.sampling.logprobs is not None
     outputs = tuple(_output(i, choice, wants_logprobs) for i, choice in enumerate(choices))
-    return Result(outputs=outputs, usage=usage, prompt_logprobs=prompt_logprobs)
+    return Result(outputs=outputs, usage=usage, prompt_logprobs=prompt_logprobs), usage
+
+
+async def _vector(request: Request, events: AsyncIterator[TextEvent]) -> tuple[bytes, Usage]:
+    embedded = await embedded_of(events)
+    return embedded.vector, embedded.usage
+
+
+def _batch(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """One prompt as a batch of one."""
+    is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
+    return cast("Sequence[Prompt]", [prompts] if is_one else prompts)
 
 
 def _output(index: int, choice: Choice, wants_logprobs: bool) -> Output:
@@ -360,7 +407,11 @@ def _checked(params: Any) -> SamplingParams:
     fields = msgspec.structs.asdict(params)
     if isinstance(fields["stop"], str):
         fields["stop"] = (fields["stop"],)
+    return _converted(fields, SamplingParams, "sampling_params")
+
+
+def _converted(fields: Mapping[str, Any], kind: type[T], where: str) -> T:
     try:
-        return msgspec.convert(fields, SamplingParams)
+        return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"sampling_params are wrong: {error}", param="sampling_params") from None
+        raise InvalidRequest(f"{where}: {error}", param=where) from None

@@ -20,6 +20,9 @@ AnswerReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 BACKGROUND = 1 << 31
 """The priority of what runs on what nobody else needs: the worst that there is."""
 
+Pooling = Literal["last", "mean", "cls"]
+"""How the hidden states of a text become its one vector: that of its last token, the mean of all, that of its first."""
+
 
 class ProcessorCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A logits processor, by its entry point's name, and what is handed to it."""
@@ -156,6 +159,27 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Only these may be called; empty: any."""
 
 
+class Truncation(msgspec.Struct, frozen=True, kw_only=True):
+    """How a text that is too long is cut."""
+
+    limit: int | None = None
+    """Tokens that it may have; None: as many as the context."""
+    keeps: Literal["start", "end"] = "start"
+
+
+class EmbeddingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How a text is embedded."""
+
+    pooling: Pooling | None = None
+    """None: as the model's file or the settings say. Where the file says, nothing else will do."""
+    dimensions: int | None = None
+    """Keep so many of the vector's first values, as models allow that were trained for it; None: all."""
+    is_normalized: bool = True
+    """Bring the vector, where cut after that, to a Euclidean length of 1."""
+    truncation: Truncation | None = None
+    """None: a text that is too long is refused."""
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What a client asked, in no dialect. Exactly one of `messages`, `prompt` and `prompt_ids` is given."""
 
@@ -199,6 +223,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Only requests of the same salt share what is cached of their prompts."""
     echo: bool = False
     """Is the prompt part of the answer?"""
+    suffix: str | None = None
+    """What follows the answer, which stands between `prompt` and this. Only with `prompt`."""
+    embedding: EmbeddingParams | None = None
+    """Set: the answer is not text, but one vector of `prompt` or `prompt_ids`."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
@@ -216,6 +244,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """The token sequences of `sampling.bad_words`."""
     dry_breaker_ids: tuple[int, ...] = ()
     """The tokens of `sampling.dry_sequence_breakers`."""
+    pooling: Pooling | None = None
+    """Set: what is asked for is one vector of the prompt. Only with `max_tokens` 0 and one choice."""
     grammar: Grammar | None = None
     """Of a kind that the engine knows: `json_schema`, `regex` or `lark`."""
     thinking: Thinking | None = None
@@ -286,6 +316,13 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True, tag="token"):
     top: tuple[Logprob, ...] = ()
 
 
+class Embedding(msgspec.Struct, frozen=True, array_like=True, tag="embedding"):
+    """The prompt's vector, pooled and not normalised: float32, little-endian. Its choice ends behind it."""
+
+    request_id: str
+    vector: bytes
+
+
 class Finish(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
     """One choice has ended. `stop_id` is the token that ended it, if one did (it is not sent as a token)."""
 
@@ -317,7 +354,7 @@ class ErrorEvent(msgspec.Struct, frozen=True, array_like=True, tag="error"):
     """Seconds after which it is worth trying again, where it is."""
 
 
-Event = Accepted | PromptEvent | TokenEvent | Finish | Done | ErrorEvent
+Event = Accepted | PromptEvent | TokenEvent | Embedding | Finish | Done | ErrorEvent
 """What the engine's client hands out. Every accepted request ends in exactly one `Done` or `ErrorEvent`, and each of
 its choices in one `Finish` before that."""
 
@@ -356,6 +393,13 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens since the choice's last piece."""
     tokens: tuple[TokenText, ...] = ()
     """The same tokens with text, bytes and logprobs, where those were asked for."""
+
+
+class TextEmbedding(msgspec.Struct, frozen=True, kw_only=True):
+    """The vector of a text, as it was asked for: float32, little-endian. All of the one choice that it has."""
+
+    choice: int = 0
+    vector: bytes
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -411,7 +455,7 @@ class TextDone(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that the request waited for its first step."""
 
 
-ChoiceEvent = TextDelta | ToolCallBegin | ToolCallDelta | ToolCallEnd | TextFinish
+ChoiceEvent = TextDelta | TextEmbedding | ToolCallBegin | ToolCallDelta | ToolCallEnd | TextFinish
 """What belongs to one choice."""
 TextEvent = TextPrompt | ChoiceEvent | TextDone
 """What the service yields. Errors are raised as exceptions of `errors`, also in the middle of a stream: then each

@@ -19,19 +19,23 @@ import msgspec
 from pelton.answering import Answer, Asked
 from pelton.best_of import best_of
 from pelton.checks import check_ids, check_range, check_sampling, check_tools
+from pelton.embedding import embed, pooling_of, truncated
 from pelton.engine.client import error_of
 from pelton.engine.protocol import Counters, EngineInfo, PinInfo, Vocabulary
 from pelton.errors import ContextLengthExceeded, InvalidRequest
 from pelton.request import (
     BACKGROUND,
+    EmbeddingParams,
     EngineRequest,
     ErrorEvent,
     Event,
     Grammar,
     Message,
+    Pooling,
     Request,
     SamplingParams,
     TextEvent,
+    Truncation,
 )
 from pelton.text.chat import ChatTemplate, with_template
 from pelton.text.disguise import strings
@@ -57,6 +61,9 @@ MAX_GRAMMAR = 128 << 10
 """Characters of a schema or a grammar: what is longer takes seconds to compile, and longer masks."""
 
 
+SLACK = 4096
+"""Characters of a text that is cut which are read beyond those that its tokens can have: where they end is cut
+differently into tokens than where they go on."""
 MAX_TEMPLATE = 64 << 10
 """Characters of a request's own chat template."""
 
@@ -126,9 +133,10 @@ class Service:
         metadata: Mapping[str, Any],
         engine: Engine,
         tool_dialect: str = "auto",
+        pooling: Pooling | None = None,
         preset: Preset | None = None,
     ) -> None:
-        """`tool_dialect`: how the model writes tool calls, as in the settings. `preset`: what its name brings along;
+        """`tool_dialect`, `pooling`: as in the settings. `preset`: what its name brings along;
         the template of that stands in `metadata`."""
         self.name = name
         self.path = path
@@ -136,6 +144,7 @@ class Service:
         self.engine = engine
         self._metadata = metadata
         self._tool_dialect = tool_dialect
+        self._pooling = pooling
         self._preset = preset
         self._template: ChatTemplate | None = None
         self._search = TokenSearch(tokenizer)
@@ -180,9 +189,15 @@ class Service:
     ) -> list[int]:
         """The prompt for the text between two others, which begins with `begun`; `files` (name, text) stand around it.
         Raises `InvalidRequest` for a model that cannot."""
-        segments = Infill(self._metadata, self.tokenizer).segments(prefix, suffix, begun, [File(*f) for f in files])
-        self._check_length(sum(len(each) for each in segments if isinstance(each, str)), "input_prefix")
-        return await asyncio.to_thread(self.tokenizer.encode_segments, segments)
+        return await asyncio.to_thread(self._encode_infill, prefix, suffix, begun, files, param="input_suffix")
+
+    def _encode_infill(
+        self, prefix: str, suffix: str, begun: str = "", files: Sequence[tuple[str, str]] = (), *, param: str
+    ) -> list[int]:
+        infill = Infill(self._metadata, self.tokenizer, param)
+        segments = infill.segments(prefix, suffix, begun, [File(*f) for f in files])
+        self._check_length(sum(len(each) for each in segments if isinstance(each, str)), param)
+        return self.tokenizer.encode_segments(segments)
 
     @property
     def chat_template(self) -> str | None:
@@ -208,6 +223,8 @@ class Service:
 
         `max_tokens` over what the context has left is cut to that; the choice then ends with reason "length".
         """
+        if request.embedding is not None:
+            return await self._embed(request, request.embedding)
         request = self._as_meant(request)
         check_sampling(request.sampling, self.vocab_size)
         if request.sampling.max_tokens == 0 and request.sampling.prompt_logprobs is None and not request.echo:
@@ -248,6 +265,57 @@ class Service:
             events = best_of(events, sampling.n, made, answer.logprob)
         await anext(events)  # The acceptance. From here on, closing `events` aborts the request.
         return events
+
+    async def _embed(self, request: Request, params: EmbeddingParams) -> AsyncGenerator[TextEvent, None]:
+        """`generate`, for a text that is embedded."""
+        _check_policy(request)
+        if params.dimensions is not None:
+            check_range("dimensions", params.dimensions, 1, self.engine.info.width)
+        pooling = pooling_of(self._metadata, params.pooling, self._pooling)
+        prompt_ids, warnings = await self._embedded_ids(request, params)
+        engine_request = EngineRequest(
+            id=request.id,
+            prompt_ids=prompt_ids,
+            sampling=SamplingParams(max_tokens=0, seed=0),
+            pooling=pooling,
+            priority=request.priority,
+            tenant=request.tenant or request.user or "",
+            timeout=request.timeout,
+            queue_timeout=request.queue_timeout,
+            cache_salt=request.cache_salt,
+        )
+        events = embed(self.engine, engine_request, params, warnings)
+        await anext(events)  # The acceptance. From here on, closing `events` aborts the request.
+        return events
+
+    async def _embedded_ids(self, request: Request, params: EmbeddingParams) -> tuple[list[int], tuple[str, ...]]:
+        """What is embedded, and what is to be told of it where that is not all."""
+        cut = params.truncation
+        if cut is not None and cut.limit is not None:
+            check_range("truncation", cut.limit, 1, self.context)
+        if request.prompt_ids is not None:
+            check_ids(request.prompt_ids, self.vocab_size, "input")
+            ids = list(request.prompt_ids)
+        else:
+            text = request.prompt or ""
+            if cut is None:
+                self._check_length(len(text), "input", answers=False)
+            else:
+                text = self._within(text, cut)
+            ids = await asyncio.to_thread(self.tokenizer.encode, text, add_special=True)
+        last = self.tokenizer.eos_id if self.tokenizer.add_eos else None
+        ids, warnings = truncated(ids, cut, self.context, last)
+        if not ids:
+            raise InvalidRequest("the input is empty", param="input")
+        if len(ids) > self.context:
+            raise self._too_long(len(ids), "input", answers=False)
+        return ids, warnings
+
+    def _within(self, text: str, cut: Truncation) -> str:
+        """A text that is to be cut, without what is far beyond: encoding takes over a hundred bytes for each of its
+        characters."""
+        most = (min(cut.limit or self.context, self.context) + 1) * self.tokenizer.max_token_length + SLACK
+        return text[:most] if cut.keeps == "start" else text[-most:]
 
     async def pin(self, request: Request, ttl: float) -> None:
         """Compute a request's prompt where it is not cached, and keep it in KV memory for so many seconds, under the
@@ -323,6 +391,8 @@ class Service:
         return [id for each in segments for id in ([each] if isinstance(each, int) else plain(each, add_special=False))]
 
     def _encode_text(self, request: Request) -> _Prompt:
+        if request.prompt is not None and request.suffix is not None:
+            return _Prompt(self._encode_infill(request.prompt, request.suffix, param="suffix"))
         if request.prompt is not None:
             self._check_length(len(request.prompt), "prompt")
             return _Prompt(self.tokenizer.encode(request.prompt, add_special=True))
@@ -381,19 +451,18 @@ class Service:
                 param="messages",
             )
 
-    def _check_length(self, num_characters: int, source: str) -> None:
+    def _check_length(self, num_characters: int, source: str, *, answers: bool = True) -> None:
         """Refuse a text that cannot fit, however it is cut into tokens: encoding takes over a hundred bytes of memory
         for each of its characters, and seconds for each million."""
         least = -(-num_characters // self.tokenizer.max_token_length)
-        if least >= self.context:
-            raise self._too_long(f"at least {least}", source)
+        if least > self.context - answers:
+            raise self._too_long(f"at least {least}", source, answers=answers)
 
-    def _too_long(self, num_tokens: int | str, source: str) -> ContextLengthExceeded:
-        return ContextLengthExceeded(
-            f"the prompt has {num_tokens} tokens, but the context of this model is {self.context} tokens "
-            "and an answer needs one at least",
-            param=source,
-        )
+    def _too_long(self, num_tokens: int | str, source: str, *, answers: bool = True) -> ContextLengthExceeded:
+        """`answers`: is something to follow?"""
+        message = f"the {'prompt' if answers else source} has {num_tokens} tokens, but the context of this model is "
+        message += f"{self.context} tokens" + (" and an answer needs one at least" if answers else "")
+        return ContextLengthExceeded(message, param=source)
 
     def _complete(self, sampling: SamplingParams, num_prompt: int, source: str) -> SamplingParams:
         """With a seed, and with `max_tokens` that fits the context. `source`: the field that the prompt came from."""

@@ -37,8 +37,8 @@ class ScriptedEngine:
     counters: Counters = field(default_factory=Counters)
     info: EngineInfo = field(
         default_factory=lambda: EngineInfo(
-            vocab_size=258, context=99, files=(), fingerprint=None, max_sequences=3, kv_tokens=99, weight_bytes=0,
-            kv_bytes=0, arena_bytes=0,
+            vocab_size=258, context=99, width=4, files=(), fingerprint=None, max_sequences=3, kv_tokens=99,
+            weight_bytes=0, kv_bytes=0, arena_bytes=0,
         )
     )  # fmt: skip
 

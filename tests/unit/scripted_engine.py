@@ -24,6 +24,7 @@ def info(*, vocab_size: int = 10**6, context: int = 1000, files: tuple[ModelFile
     return EngineInfo(
         vocab_size=vocab_size,
         context=context,
+        width=4,
         files=files,
         fingerprint="scripted",
         max_sequences=8,

@@ -19,7 +19,19 @@ KINDS = [
     for n, max_tokens in ((1, 1), (1, 60), (3, 40))
 ]
 KINDS.append(request("", prompt(40, 2), n=2, use_beam_search=True, beam_width=3, max_tokens=30, end_ids=(3,)))
+KINDS += [
+    request("", prompt(length, start), pooling=pooling)
+    for length, start in ((1, 0), (64, 0), (100, 1), (130, 0))
+    for pooling in ("last", "mean", "cls")
+]
 NUMBERS = st.integers(0, 1 << 16)
+
+
+def _kind(number):
+    return KINDS[number]
+
+
+ANY_KIND = st.integers(0, len(KINDS) - 1).map(_kind)
 
 
 class Requests(RuleBasedStateMachine):
@@ -52,11 +64,11 @@ class Requests(RuleBasedStateMachine):
     def _open(self) -> list[str]:
         return [id for id in self.asked if id in self.engine._answers.groups]
 
-    @rule(kind=st.sampled_from(KINDS), priority=st.sampled_from([0, 0, 1, 5]), tenant=st.sampled_from("abc"))
+    @rule(kind=ANY_KIND, priority=st.sampled_from([0, 0, 1, 5]), tenant=st.sampled_from("abc"))
     def submit(self, kind, priority, tenant):
         self._submit(kind, priority, tenant)
 
-    @rule(kinds=st.lists(st.sampled_from(KINDS), min_size=3, max_size=5), count=st.integers(10, 60))
+    @rule(kinds=st.lists(ANY_KIND, min_size=3, max_size=5), count=st.integers(10, 60))
     def crowd(self, kinds, count):
         """Enough at once for memory to run out."""
         for number, kind in enumerate(kinds):

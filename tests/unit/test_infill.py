@@ -22,22 +22,22 @@ QWEN = Names("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|
 
 
 def test_prefix_suffix_middle():
-    assert Infill({}, QWEN).segments("a", "b", "c") == [100, "a", 101, "b", 102, "c"]
+    assert Infill({}, QWEN, "suffix").segments("a", "b", "c") == [100, "a", 101, "b", 102, "c"]
 
 
 def test_files_stand_before():
-    segments = Infill({}, QWEN).segments("a", "b", files=[File("x.py", "X"), File("y.py", "Y")])
+    segments = Infill({}, QWEN, "suffix").segments("a", "b", files=[File("x.py", "X"), File("y.py", "Y")])
     head = [103, "myproject\n", 104, "x.py\n", "X\n", 104, "y.py\n", "Y\n", 104, "filename\n"]
     assert segments == [*head, 100, "a", 101, "b", 102, ""]
-    plain = Infill({}, Names("<PRE>", "<SUF>", "<MID>")).segments("a", "b", files=[File("x.py", "X")])
+    plain = Infill({}, Names("<PRE>", "<SUF>", "<MID>"), "suffix").segments("a", "b", files=[File("x.py", "X")])
     assert plain == ["X\n", 100, "a", 101, "b", 102, ""]
 
 
 def test_metadata_goes_first():
     metadata = {"tokenizer.ggml.fim_pre_token_id": 7}
-    assert Infill(metadata, QWEN).segments("a", "b")[0] == 7
+    assert Infill(metadata, QWEN, "suffix").segments("a", "b")[0] == 7
 
 
 def test_a_model_that_cannot():
     with pytest.raises(InvalidRequest, match="filling in the middle"):
-        Infill({}, Names("<|fim_prefix|>", "<|fim_suffix|>"))
+        Infill({}, Names("<|fim_prefix|>", "<|fim_suffix|>"), "suffix")

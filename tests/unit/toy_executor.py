@@ -21,10 +21,12 @@ from pelton.ops.data import BLOCK_TOKENS, NULL_BLOCK, Batch
 from pelton.request import (
     Accepted,
     Done,
+    Embedding,
     EngineRequest,
     ErrorEvent,
     Event,
     Finish,
+    Pooling,
     PromptEvent,
     SamplingParams,
     TokenEvent,
@@ -32,6 +34,7 @@ from pelton.request import (
 
 VOCAB = 50
 TOP = 4
+WIDTH = 3
 
 
 def digest(*parts: object) -> int:
@@ -78,11 +81,16 @@ def ranking(views: tuple[int, ...]) -> list[tuple[int, float]]:
 
 
 class ToyPending:
-    def __init__(self, views: list[tuple[int, ...]]) -> None:
+    def __init__(self, views: list[tuple[int, ...]], pooled: list[tuple[int, ...]]) -> None:
         self.views = views
+        self.pooled = pooled
 
     def wait(self) -> None:
         pass
+
+    def states(self) -> np.ndarray:
+        values = [[digest(seen, i) / 2**32 - 0.5 for i in range(WIDTH)] for seen in self.pooled]
+        return np.array(values, np.float32).reshape(-1, WIDTH)
 
     def logits(self) -> np.ndarray:
         raise NotImplementedError
@@ -132,7 +140,9 @@ class ToyExecutor:
                 block = table[sequence, position // BLOCK_TOKENS]
                 assert block != NULL_BLOCK
                 self.memory[group][block, position % BLOCK_TOKENS] = batch.ids[row]
-        return ToyPending([self._views(batch, *rows[row]) for row in batch.logit_rows])
+        views = [self._views(batch, *rows[row]) for row in batch.logit_rows]
+        num_drawn = len(views) - batch.num_pooled
+        return ToyPending(views[:num_drawn], views[num_drawn:])
 
     def _rows(self, batch: Batch) -> list[tuple[int, int]]:
         starts = batch.seq_starts
@@ -203,6 +213,7 @@ def make_engine(
         digest=digest,
         windows=windows,
         vocab_size=VOCAB,
+        width=WIDTH,
         max_tokens=config.max_batch_tokens,
         max_sequences=min(config.max_sequences, config.max_batch_tokens),
         plan=plan,
@@ -219,9 +230,10 @@ def request(
     priority: int = 0,
     tenant: str = "",
     pin_ttl: float = 0,
+    pooling: Pooling | None = None,
     **params: object,
 ) -> EngineRequest:
-    sampling = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, "seed": 1, **params})  # type: ignore[arg-type]
+    sampling = SamplingParams(**{"max_tokens": 8 if pooling is None else 0, "temperature": 0.0, "seed": 1, **params})  # type: ignore[arg-type]
     return EngineRequest(
         id=id,
         prompt_ids=list(prompt),
@@ -231,6 +243,7 @@ def request(
         priority=priority,
         tenant=tenant,
         pin_ttl=pin_ttl,
+        pooling=pooling,
     )
 
 
@@ -258,8 +271,9 @@ class Transcript:
     def answers(self, id: str) -> list[Event]:
         """All but the usage, choice by choice: what the exactness law speaks of."""
         scores = [e for e in self.events[id] if isinstance(e, PromptEvent)]
+        vectors = [e for e in self.events[id] if isinstance(e, Embedding)]
         told = [e for e in self.events[id] if isinstance(e, TokenEvent | Finish)]
-        return [*scores, *sorted(told, key=lambda e: e.choice)]
+        return [*scores, *vectors, *sorted(told, key=lambda e: e.choice)]
 
     def last(self, id: str) -> Event:
         return self.events[id][-1]

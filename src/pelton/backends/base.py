@@ -39,16 +39,20 @@ class Pending(Protocol):
     """A submitted step."""
 
     def sample(self, params: SampleArrays, processing: Processing | None = None) -> Sampled:
-        """Draw one token per logit row. Blocks until the step has run. The result holds until the next step is
-        sampled."""
+        """Draw one token per logit row that is not pooled. Blocks until the step has run. The result holds until
+        the next step is sampled."""
+        ...
+
+    def states(self) -> F32:
+        """[P, D]: the final hidden states of the pooled rows, which are not sampled. Blocks until the step has run."""
         ...
 
     def logits(self) -> F32:
-        """[R, vocab] whole logits, for tests and `bench quality`; costs memory."""
+        """[R - P, vocab] whole logits, for tests and `bench quality`; costs memory."""
         ...
 
     def wait(self) -> None:
-        """Block until the step has run; for steps without logit rows."""
+        """Block until the step has run; for steps whose rows are not sampled."""
         ...
 
 

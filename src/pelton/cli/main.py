@@ -160,6 +160,11 @@ def run(model: str, prompt: tuple[str, ...], **options: Any) -> None:
 @click.option("--queue-timeout", type=click.FloatRange(0), help="Seconds a request may wait. [default: any time]")
 @click.option("--request-timeout", type=click.FloatRange(0), help="Seconds a request may take. [default: any time]")
 @click.option("--tool-dialect", help="How the model writes tool calls. [default: auto, by its chat template]")
+@click.option(
+    "--pooling",
+    type=click.Choice(["auto", "last", "mean", "cls"]),
+    help="How texts become vectors, where the model's file does not say. [default: auto, last]",
+)
 @click.option("--drain-timeout", type=click.FloatRange(0), help="Seconds for answers to end at shutdown. [default: 30]")
 @click.option("--api-key", help="A key that clients must have; better in PELTON_API_KEY, which `ps` does not show.")
 @click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False), help="Such keys: KEY or NAME KEY a line.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from pelton.backends.base import Sampled
+from pelton.backends.base import BAD_LOGITS, Sampled
 from pelton.engine.batch import Row
 from pelton.engine.beam import Candidate, events_of, follow
 from pelton.engine.outcome import draw_error, error_event, likeliest, prompt_event, token_event
@@ -13,7 +13,8 @@ from pelton.engine.protocol import Counters, StepEvent, Streams, Tokens
 from pelton.engine.scheduler import Scheduler
 from pelton.engine.sequence import Sequence, SequenceGroup
 from pelton.errors import PeltonError
-from pelton.request import Accepted, Done, ErrorEvent, Finish, FinishReason, TokenEvent, Usage
+from pelton.ops.data import F32
+from pelton.request import Accepted, Done, Embedding, ErrorEvent, Finish, FinishReason, TokenEvent, Usage
 
 
 class _Steady:
@@ -151,6 +152,21 @@ class Answers:
             self.finish(sequence, "stop")
         elif mu is not None and len(sequence.tokens) == sequence.max_length:
             self.finish(sequence, "length")
+
+    def embed(self, rows: list[tuple[Sequence, int]], states: F32) -> None:
+        """Give texts their next hidden states [P, D]: so many to each, in that order."""
+        end = 0
+        for sequence, count in rows:
+            group, start, end = sequence.group, end, end + count
+            assert group.pool is not None
+            group.pool.add(states[start:end])
+            if not group.pool.is_complete:
+                continue
+            if (vector := group.pool.vector) is None:
+                self.fail(group, draw_error(BAD_LOGITS))
+                continue
+            self.events.append(Embedding(group.request.id, vector.astype("<f4").tobytes()))
+            self.finish(sequence, "stop")
 
     def _end_prompt(self, sequence: Sequence) -> None:
         """All that was asked for is a prompt, which is in memory now."""

@@ -61,14 +61,20 @@ class Batches:
 
 
 def build(chunks: dict[Sequence, int], num_groups: int) -> tuple[Batch, list[Row]]:
-    """The arrays of one step, and what its logit rows are for. Each sequence brings its next tokens, those of its draft
-    behind its own."""
+    """The arrays of one step, and what those of its logit rows are for that are not pooled. Each sequence brings its
+    next tokens, those of its draft behind its own."""
     ids, positions, starts, logit_rows = array("i"), array("i"), array("i", (0,)), array("i")
+    pooled_rows = array("i")
     rows: list[Row] = []
     for sequence, num_tokens in chunks.items():
         first, start = sequence.num_computed, len(ids)
         end = first + num_tokens
-        if num_tokens == 1 and end == len(sequence.tokens) and not sequence.children:  # a step has many of these
+        pool = sequence.group.pool
+        if pool is not None:
+            pooled_rows.extend(start + place for place in pool.places(first, num_tokens))
+            ids += sequence.tokens[first:end]
+            positions.extend(range(first, end))
+        elif num_tokens == 1 and end == len(sequence.tokens) and not sequence.children:  # a step has many of these
             ids.append(sequence.tokens[first])
             positions.append(first)
             logit_rows.append(start)
@@ -81,7 +87,14 @@ def build(chunks: dict[Sequence, int], num_groups: int) -> tuple[Batch, list[Row
             ids += sequence.draft[: num_drafted(sequence, num_tokens)]
             positions.extend(range(first, end))
         starts.append(len(ids))
-    return Batch(_flat(ids), _flat(positions), _flat(starts), tables(chunks, num_groups), _flat(logit_rows)), rows
+    return Batch(
+        ids=_flat(ids),
+        positions=_flat(positions),
+        seq_starts=_flat(starts),
+        tables=tables(chunks, num_groups),
+        logit_rows=_flat(logit_rows + pooled_rows),
+        num_pooled=len(pooled_rows),
+    ), rows
 
 
 def tables(sequences: Collection[Sequence], num_groups: int) -> tuple[I32, ...]:

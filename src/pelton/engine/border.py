@@ -15,6 +15,8 @@ def check_request(request: EngineRequest, vocab_size: int, max_sequences: int, c
     n = request.sampling.n
     if not 1 <= n <= max_sequences:
         raise InvalidRequest(f"n (or best_of) is {n}, must be from 1 to {max_sequences}", param="n")
+    if request.pooling is not None and (n, request.sampling.max_tokens) != (1, 0):
+        raise InvalidRequest("what is embedded is not continued: n must be 1 and max_tokens 0", param="pooling")
     if request.sampling.use_beam_search:
         _check_beams(request, vocab_size, max_sequences)
     _check_length(request, context)

@@ -23,6 +23,7 @@ from pelton.engine.draft_model import DraftModel, open_draft_model
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.pace import Pace, Shape
 from pelton.engine.pins import Pins
+from pelton.engine.pooling import pooled
 from pelton.engine.prepare import Prepared
 from pelton.engine.processors import Processors
 from pelton.engine.profile import table
@@ -150,7 +151,7 @@ class Engine:
             inputs, rows = self._batches.of(work)
             masks = self._grammars.start_masks(rows)
             pending = self.runner.submit(inputs)
-            self._draw(pending, rows, masks, work)
+            self._take(pending, rows, masks, work, inputs.num_pooled)
         self._observe(shape, began, 0.0 if work.drafting is None else work.drafting.seconds)
         return self._answers.take_events()
 
@@ -161,6 +162,17 @@ class Engine:
         self._pins.expire(now)
         self._take_compiled()
         self.scheduler.take_fetched()
+
+    def _take(
+        self, pending: Pending, rows: list[Row], masks: Future[Masks] | None, work: Work, num_pooled: int
+    ) -> None:
+        """What a step has computed: states that become vectors, and what is drawn."""
+        if not num_pooled:
+            self._draw(pending, rows, masks, work)
+            return
+        pooled_rows, states = pooled(work.chunks), pending.states()
+        self._draw(pending, rows, masks, work)
+        self._answers.embed(pooled_rows, states)
 
     def _draw(self, pending: Pending, rows: list[Row], masks: Future[Masks] | None, work: Work) -> None:
         if not rows:
@@ -214,6 +226,7 @@ class Engine:
         return EngineInfo(
             vocab_size=self.runner.vocab_size,
             context=self.context,
+            width=self.runner.width,
             files=self.runner.files,
             fingerprint=self.runner.fingerprint,
             max_sequences=self.runner.max_sequences,

@@ -120,7 +120,7 @@ class KVMemory:
 
     def _needed(self, group: int, sequence: Sequence) -> int:
         """Blocks of a group that a sequence holds at most until it has drawn a token."""
-        return peak_blocks(sequence.num_tokens + 1, self.windows[group], self.max_chunk)
+        return peak_blocks(min(sequence.num_tokens + 1, sequence.max_length), self.windows[group], self.max_chunk)
 
     def _held(self, group: int, sequence: Sequence) -> int:
         window = self.windows[group]
@@ -148,13 +148,15 @@ class KVMemory:
 
     def match(self, sequence: Sequence) -> Match:
         """The longest cached beginning. The last token is always left to be computed, and those that score the ones
-        behind them: their logits are needed."""
+        behind them or whose hidden states are pooled: what they come to is needed."""
         if not self.is_caching:
             return Match([], 0)
         return Match(*self.cache.match(namespace_of(sequence), sequence.tokens, self.limit(sequence)))
 
     def limit(self, sequence: Sequence) -> int:
         """The most tokens that may come from the cache."""
+        if (pool := sequence.group.pool) is not None:
+            return pool.next
         return sequence.num_tokens - 1 if sequence.is_scored else sequence.group.num_scored - 1
 
     def attach(self, sequence: Sequence, match: Match) -> None:

@@ -99,6 +99,7 @@ class _Opened:
     def __init__(self, checkpoint: Checkpoint, config: EngineConfig, start: Start) -> None:
         self._files = checkpoint.files
         model = load_model(checkpoint, config.context)
+        self._width = model.config.width
         self.spec = replace(_spec(model, config), digest=known_digest(checkpoint.files, start.known))
 
     def load(
@@ -116,6 +117,7 @@ class _Opened:
             digest=spec.digest,
             windows=tuple(map(_window, spec.groups)),
             vocab_size=spec.vocab_size,
+            width=self._width,
             max_tokens=spec.max_tokens,
             max_sequences=spec.max_sequences,
             plan=plan,

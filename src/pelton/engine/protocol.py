@@ -83,6 +83,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     context: int
     """Tokens that a sequence may hold, prompt and output together."""
+    width: int
+    """Values of a hidden state, and so of an embedding."""
     files: tuple[ModelFile, ...]
     """The model's, as they were opened."""
     fingerprint: str | None

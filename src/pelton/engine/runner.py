@@ -23,6 +23,7 @@ class Runner:
         digest: str | None,
         windows: tuple[int | None, ...],
         vocab_size: int,
+        width: int,
         max_tokens: int,
         max_sequences: int,
         plan: MemoryBudget,
@@ -32,6 +33,7 @@ class Runner:
         self.windows = windows
         self.num_blocks = plan.num_blocks
         self.vocab_size = vocab_size
+        self.width = width
         self.context = plan.context
         self.max_tokens = max_tokens
         self.max_sequences = max_sequences

@@ -407,8 +407,8 @@ class Scheduler:
             self.waiting.shares.charge(tenant, OUTPUT * num_tokens)
 
     def _offer(self, sequence: Sequence) -> None:
-        """Have a prompt that is complete kept on disk."""
-        if self.tier is not None and sequence.node is not None:
+        """Have a prompt that is complete kept on disk. A text that is embedded hardly begins another one."""
+        if self.tier is not None and sequence.node is not None and sequence.group.pool is None:
             tokens = sequence.tokens[: sequence.node.depth * BLOCK_TOKENS]
             num_shared = sequence.node.depth if sequence.group.request.pin_ttl else sequence.num_cached // BLOCK_TOKENS
             self.tier.offer(namespace_of(sequence), tokens, sequence.node, num_shared)

@@ -12,6 +12,7 @@ from array import array
 from typing import TYPE_CHECKING, Literal
 
 from pelton.engine.beam import Beams
+from pelton.engine.pooling import Pool
 from pelton.request import EngineRequest
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class SequenceGroup:
 
     __slots__ = (
         "arrival", "arrived_at", "beams", "dry_breakers", "end_ids", "is_accepted", "num_cached", "num_ends",
-        "num_logprobs", "num_scored", "request", "sequences", "started_at", "tenant",
+        "num_logprobs", "num_scored", "pool", "request", "sequences", "started_at", "tenant",
         "warnings",
     )  # fmt: skip
 
@@ -131,6 +132,8 @@ class SequenceGroup:
         self.num_logprobs = request.sampling.logprobs
         self.num_scored = len(request.prompt_ids) if request.sampling.prompt_logprobs is None else 1
         """Tokens of the prompt whose logprobs are known, or nobody asks for; the first one has none."""
+        self.pool = None if request.pooling is None else Pool(request.pooling, len(request.prompt_ids))
+        """Where its vector comes together, where that is what is asked for: nothing is drawn then."""
         self.num_ends = 0
         """Choices that a token has ended, which is none of theirs."""
         self.end_ids = frozenset(request.sampling.stop_token_ids) | frozenset(

@@ -48,7 +48,7 @@ class Work:
         for sequence, num_tokens in self.chunks.items():
             start = sequence.num_computed
             behind = start + num_tokens - len(sequence.tokens)
-            if behind >= 0:
+            if behind >= 0 and sequence.group.pool is None:
                 rows += sequence.num_slots + behind
             if not sequence.is_scored:
                 rows += len(scored(sequence, num_tokens))

@@ -1,4 +1,5 @@
-"""What a model is: a checked config, weights under our names, and a step function over ops.
+"""What a model is: a checked config, weights under our names, and its entry points, `step` and `pool`: functions over
+ops.
 
 `load` finds the family by the checkpoint's `general.architecture`. The runner takes the result to a backend.
 """
@@ -89,17 +90,17 @@ class ModelConfig:
         )
 
 
-Step = Callable[[Any, Mapping[str, Any], Any, ModelConfig], Any]
-"""(ops, weights, batch, config) -> logits: the model itself."""
+Hidden = Callable[[Any, Mapping[str, Any], Any, ModelConfig], Any]
+"""(ops, weights, batch, config) -> [R, D], the final hidden states of `logit_rows`: the model, but for its head."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture: how its metadata is read, which tensors it has, and its step."""
+    """One architecture: how its metadata is read, which tensors it has, and what it computes."""
 
     configure: Callable[[Metadata, int], ModelConfig]
     expect: Callable[[ModelConfig], Sequence[Expected]]
-    step: Step
+    hidden: Hidden
 
 
 @dataclass(frozen=True)
@@ -110,9 +111,15 @@ class Model:
     weights: Mapping[str, Weight]
     family: Family
 
+    def pool(self, ops: Any, weights: Mapping[str, Any], batch: Any) -> Any:
+        """The entry point of embeddings: [R, D], the final hidden states of `logit_rows`."""
+        return self.family.hidden(ops, weights, batch, self.config)
+
     def step(self, ops: Any, weights: Mapping[str, Any], batch: Any) -> Any:
-        """The step function with the config bound, as `LoadSpec.record` wants it."""
-        return self.family.step(ops, weights, batch, self.config)
+        """The entry point of generation, as `LoadSpec.record` wants it: [R, vocab], the head over `pool`."""
+        cfg = self.config
+        h = self.pool(ops, weights, batch)
+        return ops.logits(h, weights[cfg.head], num_valid=cfg.vocab_size, softcap=cfg.logit_softcap)
 
 
 _FAMILIES = {name: f"pelton.models.{name}" for name in ("gemma3", "llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe")}

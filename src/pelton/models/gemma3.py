@@ -16,8 +16,8 @@ from pelton.models.layers import (
     expect_ends,
     expect_mlp,
     expect_vectors,
+    final,
     gated_mlp,
-    output,
     within,
 )
 from pelton.models.metadata import Metadata
@@ -66,8 +66,8 @@ def expect(cfg: ModelConfig) -> list[Expected]:
     return expected
 
 
-def step(ops: Ops[V], weights: Mapping[str, V], batch: BatchRefs, cfg: ModelConfig) -> V:
-    """ids -> [R, vocab] logits."""
+def hidden(ops: Ops[V], weights: Mapping[str, V], batch: BatchRefs, cfg: ModelConfig) -> V:
+    """ids -> [R, D] final hidden states."""
     x = ops.scale(ops.embed(weights["embed"], batch.ids), cfg.embed_scale)
     for i in range(len(cfg.layers)):
         w = within(weights, i)
@@ -75,7 +75,7 @@ def step(ops: Ops[V], weights: Mapping[str, V], batch: BatchRefs, cfg: ModelConf
         x = ops.add(x, ops.rms_norm(h, w["post_attn_norm"], eps=cfg.norm_eps))
         h = gated_mlp(ops, w, ops.rms_norm(x, w["mlp_norm"], eps=cfg.norm_eps), cfg)
         x = ops.add(x, ops.rms_norm(h, w["post_mlp_norm"], eps=cfg.norm_eps))
-    return output(ops, weights, x, batch, cfg)
+    return final(ops, weights, x, batch, cfg)
 
 
-FAMILY = Family(configure, expect, step)
+FAMILY = Family(configure, expect, hidden)

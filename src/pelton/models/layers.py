@@ -60,20 +60,19 @@ def moe(ops: Ops[V], w: Mapping[str, V], h: V, cfg: ModelConfig) -> V:
 
 
 def decoder(ops: Ops[V], weights: Mapping[str, V], batch: BatchRefs, cfg: ModelConfig) -> V:
-    """The pre-norm decoder that llama and its many relatives are: ids -> [R, vocab] logits."""
+    """The pre-norm decoder that llama and its many relatives are: ids -> [R, D] final hidden states."""
     x = ops.embed(weights["embed"], batch.ids)
     for i in range(len(cfg.layers)):
         w = within(weights, i)
         x = ops.add(x, attention(ops, w, ops.rms_norm(x, w["attn_norm"], eps=cfg.norm_eps), batch, cfg, i))
         h = ops.rms_norm(x, w["mlp_norm"], eps=cfg.norm_eps)
         x = ops.add(x, gated_mlp(ops, w, h, cfg) if cfg.experts is None else moe(ops, w, h, cfg))
-    return output(ops, weights, x, batch, cfg)
+    return final(ops, weights, x, batch, cfg)
 
 
-def output(ops: Ops[V], weights: Mapping[str, V], x: V, batch: BatchRefs, cfg: ModelConfig) -> V:
-    """[T, D] -> [R, vocab]: final norm and head, of the rows that need logits."""
-    h = ops.rms_norm(ops.take(x, batch.logit_rows), weights["norm"], eps=cfg.norm_eps)
-    return ops.logits(h, weights[cfg.head], num_valid=cfg.vocab_size, softcap=cfg.logit_softcap)
+def final(ops: Ops[V], weights: Mapping[str, V], x: V, batch: BatchRefs, cfg: ModelConfig) -> V:
+    """[T, D] -> [R, D]: the final norm, of the rows that are asked for."""
+    return ops.rms_norm(ops.take(x, batch.logit_rows), weights["norm"], eps=cfg.norm_eps)
 
 
 def expect_ends(cfg: ModelConfig) -> list[Expected]:

@@ -79,4 +79,5 @@ class Batch:
     seq_starts: I32  # [S + 1]
     tables: tuple[I32, ...]  # per cache group [S, max blocks]
     logit_rows: I32  # [R] rows of the step whose logits are sampled; a row may stand more than once (forks)
+    num_pooled: int = 0  # the last so many of logit_rows are for their hidden states instead
     cross_lengths: I32 | None = None  # [S] keys that each sequence's encoder stored, where the model has one

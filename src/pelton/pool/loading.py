@@ -83,9 +83,10 @@ async def open_model(
     from pelton.service import Service
     from pelton.text.chat import with_template
 
+    pooling = None if spec.text.pooling == "auto" else spec.text.pooling
     own = preset.template if preset is not None else None
     metadata = opened.metadata if own is None else with_template(opened.metadata, own)
-    return Service(spec.name, path, tokenizer, metadata, client, spec.text.tool_dialect, preset)
+    return Service(spec.name, path, tokenizer, metadata, client, spec.text.tool_dialect, pooling, preset)
 
 
 async def _give_back(start: asyncio.Task[None], client: EngineClient) -> None:

@@ -223,6 +223,7 @@ def _capabilities(metadata: Mapping[str, Any]) -> tuple[str, ...]:
         "tools": shows_tools(template) or "tokenizer.chat_template.tool_use" in metadata,
         "thinking": tags_of(template) is not None,
         "insert": can_infill(metadata),
+        "embedding": f"{metadata.get('general.architecture')}.pooling_type" in metadata,
     }
     return tuple(name for name, is_so in can.items() if is_so)
 

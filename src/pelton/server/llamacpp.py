@@ -1,4 +1,5 @@
-"""The dialect of llama.cpp's server: completions, infill, tokens, templates and what there is to know of a model."""
+"""The dialect of llama.cpp's server: completions, infill, embeddings, tokens, templates and what there is to know of a
+model."""
 
 from __future__ import annotations
 
@@ -14,9 +15,10 @@ from starlette.types import ASGIApp
 from pelton import __version__, structured
 from pelton.checks import MAX_CHOICES, MAX_PROMPTS, check_ids, check_range
 from pelton.errors import ContextLengthExceeded, InvalidRequest, PeltonError, Unavailable
-from pelton.request import Request, SamplingParams
+from pelton.request import EmbeddingParams, Request, SamplingParams
 from pelton.server import llamacpp_types as wire
 from pelton.server.answer import answer, ignored_params, using
+from pelton.server.embedding import embed_all, floats, inputs_of
 from pelton.server.llamacpp_reply import LlamaReply, error_body
 from pelton.server.models import Models
 from pelton.server.openai import message, token_id, tool
@@ -33,7 +35,8 @@ _SAME = (
     "dry_allowed_length", "dry_penalty_last_n", "ignore_eos",
 )  # fmt: skip
 PATHS = (
-    "/completion", "/completions", "/infill", "/tokenize", "/detokenize", "/apply-template", "/props", "/slots",
+    "/completion", "/completions", "/infill", "/embedding", "/embeddings", "/tokenize", "/detokenize",
+    "/apply-template", "/props", "/slots",
     "/rerank", "/reranking", "/v1/rerank", "/v1/reranking", "/score", "/v1/score",
 )  # fmt: skip
 
@@ -62,6 +65,28 @@ def dialect(models: Models) -> Dialect:
         async with using(models, http, name := await models.named(body.model)) as service:
             encoding = service.encode_infill(body.input_prefix, body.input_suffix, body.prompt, files)
             return await _answer(models, http, service, name, body, extras, [await unless_gone(http, encoding)])
+
+    async def embedding(http: HTTPRequest) -> Response:
+        body, extras = await read(http, wire.EmbeddingRequest)
+        if body.embd_normalize not in (-1, 2):
+            message = f"embd_normalize is {body.embd_normalize}: -1 (as it is) and 2 (Euclidean) are offered"
+            raise InvalidRequest(message, param="embd_normalize")
+        ignored = _listed(extras)
+        given = body.content if body.input is None else body.input
+        inputs = inputs_of(given or [], "content" if body.input is None else "input")
+        base = Request(
+            id=f"embd-{secrets.token_hex(12)}",
+            model=(name := await models.named(body.model)),
+            embedding=EmbeddingParams(pooling=body.pooling, is_normalized=body.embd_normalize == 2),
+            priority=body.priority or 0,
+            timeout=body.timeout,
+            queue_timeout=body.queue_timeout,
+            cache_salt=body.cache_salt or "",
+        )
+        async with using(models, http, name) as service:
+            embedded = await embed_all(models, http, service, base, inputs)
+        vectors = enumerate(map(floats, embedded.vectors))
+        return JSON([wire.Embedding(index=i, embedding=[each], ignored_params=ignored) for i, each in vectors])
 
     async def tokenize(http: HTTPRequest) -> Response:
         body, extras = await read(http, wire.TokenizeRequest)
@@ -115,6 +140,8 @@ def dialect(models: Models) -> Dialect:
         ),
         post("/completions", complete, "The same as /completion", wire.CompletionRequest, completion, streams=sse),
         post("/infill", infill, "Fill in between two texts", wire.InfillRequest, completion, streams=sse),
+        post("/embedding", embedding, "Embed texts, as llama.cpp", wire.EmbeddingRequest, list[wire.Embedding]),
+        post("/embeddings", embedding, "The same as /embedding", wire.EmbeddingRequest, list[wire.Embedding]),
         post("/tokenize", tokenize, "A text's tokens", wire.TokenizeRequest, wire.Tokens),
         post("/detokenize", detokenize, "The text of tokens", wire.DetokenizeRequest, wire.Content),
         post("/apply-template", apply_template, "A chat as a text", wire.TemplateRequest, wire.Rendered),

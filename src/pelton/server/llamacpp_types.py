@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from pelton.request import Pooling
 from pelton.server.openai_types import WireMessage, WireTool
 
 Bias = dict[str, float | bool] | list[tuple[int | str, float | bool]]
@@ -151,6 +152,31 @@ class Rendered(Listing, frozen=True, kw_only=True):
     """The answer of POST /apply-template."""
 
     prompt: str
+
+
+class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of POST /embedding and /embeddings. `content` is what `input` was once called."""
+
+    model: str | None = None
+    input: str | list[str | int | list[int]] | None = None
+    """A text, texts, the ids of one text, or those of several."""
+    content: str | list[str | int | list[int]] | None = None
+    embd_normalize: int = 2
+    """-1: the vector as it is; 2: of Euclidean length 1. Others are not offered."""
+    # ours
+    pooling: Pooling | None = None
+    priority: int | None = None
+    timeout: float | None = None
+    queue_timeout: float | None = None
+    cache_salt: str | None = None
+
+
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the answer of POST /embedding: a list of one vector, as all of a text's are pooled."""
+
+    index: int
+    embedding: list[list[float]]
+    ignored_params: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,5 @@
 """Ollama's dialect: /api/generate and /api/chat, to `Request`. `ollama_prompt` has what is asked, `ollama_reply` writes
-the answers, `ollama_models` has the operations on models."""
+the answers, `ollama_embeddings` and `ollama_models` have the other operations."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import msgspec
 from starlette.requests import Request as HTTPRequest
 from starlette.types import ASGIApp
 
-from pelton.errors import InvalidRequest, ModelNotFound, PeltonError
+from pelton.errors import InvalidRequest, ModelNotFound
 from pelton.request import Request
-from pelton.server import ollama_models
+from pelton.server import ollama_embeddings, ollama_models
 from pelton.server import ollama_types as wire
 from pelton.server.answer import answer, ignored_params, using
 from pelton.server.context import current
@@ -30,12 +30,6 @@ if TYPE_CHECKING:
 Reply = ChatReply | GenerateReply
 NOT_OFFERED: dict[str, tuple[Any, ...]] = dict.fromkeys(("width", "height", "steps"), (None, 0))
 """Of models that make images."""
-
-
-class EmbeddingsNotOffered(PeltonError):
-    """Embeddings cannot be made yet."""
-
-    status = 501
 
 
 def dialect(models: Models) -> Dialect:
@@ -97,14 +91,6 @@ def dialect(models: Models) -> Dialect:
         async with using(models, http, body.model, keep_alive=keep_alive(body.keep_alive)):
             return JSON(reply.idle("load"))
 
-    async def embed(http: HTTPRequest) -> ASGIApp:
-        body, _ = await read(http, wire.OllamaEmbedRequest)
-        raise await _no_embeddings(models, body.model)
-
-    async def embeddings(http: HTTPRequest) -> ASGIApp:
-        body, _ = await read(http, wire.OllamaEmbeddingsRequest)
-        raise await _no_embeddings(models, body.model)
-
     operations = (
         post(
             "/api/generate",
@@ -122,22 +108,10 @@ def dialect(models: Models) -> Dialect:
             wire.OllamaChatAnswer,
             streams=(LINES,),
         ),
-        post("/api/embed", embed, "Embed texts, in Ollama's form", wire.OllamaEmbedRequest, wire.OllamaEmbeddings),
-        post(
-            "/api/embeddings",
-            embeddings,
-            "Embed a text, in Ollama's older form",
-            wire.OllamaEmbeddingsRequest,
-            wire.OllamaEmbedding,
-        ),
+        *ollama_embeddings.operations(models),
         *ollama_models.operations(models),
     )
     return Dialect(operations=operations, prefixes=("/api",), error_body=error_body, error=wire.OllamaError)
-
-
-async def _no_embeddings(models: Models, model: str) -> PeltonError:
-    await models.model(model)
-    return EmbeddingsNotOffered("this server cannot embed texts yet: it only generates", param="model")
 
 
 def _check(body: wire.OllamaGenerateRequest) -> None:
@@ -148,10 +122,10 @@ def _check(body: wire.OllamaGenerateRequest) -> None:
 
 
 async def prompted(service: Service, base: Request, body: wire.OllamaGenerateRequest) -> tuple[Request, list[int]]:
-    """The request with its prompt, and the prompt's ids."""
+    """The request with its prompt, and the prompt's ids where the answer's `context` may hold them."""
     if body.suffix:
-        ids = await service.encode_infill(body.prompt or "", body.suffix)
-    elif body.raw:
+        return msgspec.structs.replace(base, prompt=body.prompt or "", suffix=body.suffix), []
+    if body.raw:
         ids = await service.encode_text(body.prompt or "", add_special=True, is_marked=True)
     elif body.context:
         ids = [*body.context, *await _next_turn(service, single(base, body))]

@@ -115,12 +115,12 @@ class _Reply:
         return {
             "done": True,
             "done_reason": DONE_REASONS.get(finish.reason, "stop"),
-            "total_duration": _ns(now - current().began),
-            "load_duration": _ns(self.load_seconds),
+            "total_duration": nanoseconds(now - current().began),
+            "load_duration": nanoseconds(self.load_seconds),
             "prompt_eval_count": usage.prompt_tokens,
-            "prompt_eval_duration": _ns(first - self.loaded_at),
+            "prompt_eval_duration": nanoseconds(first - self.loaded_at),
             "eval_count": usage.completion_tokens,
-            "eval_duration": _ns(choice.ended_at - first),
+            "eval_duration": nanoseconds(choice.ended_at - first),
             "ignored_params": self._ignored or None,
             "warnings": [*self.warnings, *warnings_of([choice])] or None,
         }
@@ -178,7 +178,8 @@ class GenerateReply(_Reply):
         return {**super()._end(choice, usage), "context": context}
 
 
-def _ns(seconds: float) -> int:
+def nanoseconds(seconds: float) -> int:
+    """As durations are told; none is negative."""
     return round(max(seconds, 0.0) * 1e9)
 
 

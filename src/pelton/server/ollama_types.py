@@ -102,24 +102,32 @@ class OllamaChatRequest(Common, frozen=True, kw_only=True):
     tools: list[OllamaTool] | None = None
 
 
-class OllamaEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of POST /api/embed."""
+class EmbeddingCommon(msgspec.Struct, frozen=True, kw_only=True):
+    """What both ways to ask for embeddings have."""
 
     model: str
-    input: str | list[str] = ""
-    truncate: bool | None = None
     options: dict[str, Any] | None = None
     keep_alive: str | float | None = None
+    # ours
+    priority: int | None = None
+    timeout: float | None = None
+    queue_timeout: float | None = None
+    cache_salt: str | None = None
+
+
+class OllamaEmbedRequest(EmbeddingCommon, frozen=True, kw_only=True):
+    """The body of POST /api/embed."""
+
+    input: str | list[str] = ""
+    truncate: bool | None = None
+    """None: true."""
     dimensions: int | None = None
 
 
-class OllamaEmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
+class OllamaEmbeddingsRequest(EmbeddingCommon, frozen=True, kw_only=True):
     """The body of POST /api/embeddings."""
 
-    model: str
     prompt: str | None = None
-    options: dict[str, Any] | None = None
-    keep_alive: str | float | None = None
 
 
 class Named(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,7 +233,7 @@ class OllamaChatAnswer(Piece, frozen=True, kw_only=True, omit_defaults=True):
     message: OllamaAnswerMessage
 
 
-class OllamaEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
+class OllamaEmbeddings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The answer of POST /api/embed."""
 
     model: str
@@ -233,12 +241,16 @@ class OllamaEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
     total_duration: int
     load_duration: int
     prompt_eval_count: int
+    ignored_params: list[str] | None = None
+    warnings: list[str] | None = None
 
 
-class OllamaEmbedding(msgspec.Struct, frozen=True, kw_only=True):
+class OllamaEmbedding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The answer of POST /api/embeddings."""
 
     embedding: list[float]
+    ignored_params: list[str] | None = None
+    warnings: list[str] | None = None
 
 
 class OllamaDetails(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,5 @@
 """OpenAI's dialect: /v1/models, /v1/chat/completions and /v1/completions, to `Request`. `openai_reply` writes the
-answers."""
+answers; `openai_embeddings` has /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pelton.checks import MAX_LOGIT_BIAS, MAX_PROMPTS, check_count
 from pelton.errors import InvalidRequest
 from pelton.pool import ModelCard
 from pelton.request import Message, Request, SamplingParams, Tool, ToolChoice
+from pelton.server import openai_embeddings
 from pelton.server import openai_types as wire
 from pelton.server.answer import answer, left_open
 from pelton.server.models import Models
@@ -66,12 +67,15 @@ def dialect(models: Models, *more: Operation) -> Dialect:
         if body.echo and body.logprobs is not None:
             most = max(body.logprobs, body.prompt_logprobs or 0)
             chosen = msgspec.structs.replace(chosen, prompt_logprobs=most)
+        if body.suffix:
+            _check_suffix(body)
         base = Request(
             id=f"cmpl-{secrets.token_hex(12)}",
             model=body.model,
             sampling=chosen,
             left_open=open_fields(body),
             echo=bool(body.echo),
+            suffix=body.suffix or None,
             priority=body.priority or 0,
             timeout=body.timeout,
             queue_timeout=body.queue_timeout,
@@ -107,6 +111,7 @@ def dialect(models: Models, *more: Operation) -> Dialect:
             wire.Answer[wire.CompletionChoice],
             streams=("text/event-stream",),
         ),
+        openai_embeddings.operation(models),
         get("/v1/models", listing, "List the models", wire.ModelList),
         get("/v1/models/{name:path}", model, "Show one model", wire.ModelCard),
         *more,
@@ -225,6 +230,15 @@ def token_id(given: str | int) -> int:
     if not _TOKEN_ID.fullmatch(str(given)):  # int() takes much more: " 5", "1_0"
         raise InvalidRequest(f"logit_bias: {str(given)[:40]!r} is not a token id", param="logit_bias")
     return int(given)
+
+
+def _check_suffix(body: wire.CompletionRequest) -> None:
+    prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    if not all(isinstance(each, str) for each in prompts):
+        raise InvalidRequest("suffix needs prompts that are texts, not ids", param="suffix")
+    if body.prompt_logprobs is not None or (body.echo and body.logprobs is not None):
+        message = "suffix cannot be used with logprobs of the prompt, which the model reads behind the suffix"
+        raise InvalidRequest(message, param="suffix")
 
 
 def _prompts(base: Request, prompt: str | list[str | int | list[int]]) -> list[Request]:

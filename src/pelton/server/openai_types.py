@@ -12,7 +12,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from pelton.request import ProcessorCall
+from pelton.request import Pooling, ProcessorCall
 
 Stop = str | list[str] | None
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -219,6 +219,29 @@ class CompletionRequest(ChoiceFields, frozen=True, kw_only=True):
     """A text, texts, the ids of one text, or those of several."""
     logprobs: int | None = None
     echo: bool | None = None
+    suffix: str | None = None
+
+
+class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of POST /v1/embeddings."""
+
+    model: str
+    input: str | list[str | int | list[int]]
+    """A text, texts, the ids of one text, or those of several."""
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+    # vLLM's
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    """Where it is cut; None: left."""
+    normalize: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+    # ours
+    pooling: Pooling | None = None
+    queue_timeout: float | None = None
 
 
 _NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
@@ -229,7 +252,6 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "audio": _NOTHING,
     "prediction": _NOTHING,
     "web_search_options": _NOTHING,
-    "suffix": _NOTHING,
     "prompt_embeds": _NOTHING,
     "truncate_prompt_tokens": _NOTHING,
     "chat_template": _NOTHING,
@@ -406,6 +428,33 @@ class Chunk(msgspec.Struct, Generic[C], frozen=True, kw_only=True):
     ignored_params: list[str] | msgspec.UnsetType = msgspec.UNSET
     warnings: list[str] | msgspec.UnsetType = msgspec.UNSET
     """In a choice's last chunk."""
+
+
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `data` of an embedding's answer."""
+
+    object: str = "embedding"
+    index: int
+    embedding: list[float] | str
+    """In base64: float32, little-endian."""
+
+
+class EmbeddingUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """`usage` of an embedding's answer."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of POST /v1/embeddings."""
+
+    object: str = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    ignored_params: list[str] | msgspec.UnsetType = msgspec.UNSET
+    warnings: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

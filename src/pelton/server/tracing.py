@@ -58,7 +58,10 @@ class Tracer:
         """A request begins. `parent`: the caller's W3C trace headers."""
         from opentelemetry.trace import SpanKind
 
-        operation = "chat" if request.messages is not None else "text_completion"
+        if request.embedding is not None:
+            operation = "embeddings"
+        else:
+            operation = "chat" if request.messages is not None else "text_completion"
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "pelton",
@@ -66,7 +69,7 @@ class Tracer:
             "gen_ai.response.model": model,
             "gen_ai.response.id": request.id,
         }
-        for field, name in SAMPLING.items():
+        for field, name in () if request.embedding is not None else SAMPLING.items():
             if (value := getattr(request.sampling, field)) is not None:
                 attributes[name] = value if isinstance(value, float) else min(value, (1 << 63) - 1)
         span = self._tracer.start_span(

@@ -45,15 +45,15 @@ class File(NamedTuple):
 class Infill:
     """The tokens of one model that lay out what is to be filled in."""
 
-    def __init__(self, metadata: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        """Raises `InvalidRequest` for a model that cannot fill in."""
+    def __init__(self, metadata: Mapping[str, Any], tokenizer: Tokenizer, param: str) -> None:
+        """Raises `InvalidRequest`, for the field `param`, for a model that cannot fill in."""
         self._ids: dict[str, int] = {}
         for key, names in NAMES.items():
             found = [metadata.get(f"tokenizer.ggml.fim_{key}_token_id"), *map(tokenizer.control_id, names)]
             if (id := next((each for each in found if each is not None), None)) is not None:
                 self._ids[key] = int(id)
         if not {"pre", "suf", "mid"} <= self._ids.keys():
-            raise InvalidRequest("this model has no tokens for filling in the middle", param="input_suffix")
+            raise InvalidRequest("this model has no tokens for filling in the middle", param=param)
 
     def segments(self, prefix: str, suffix: str, begun: str = "", files: Sequence[File] = ()) -> list[str | int]:
         """The prompt, as `Tokenizer.encode_segments` takes it. `begun`: what the middle begins with."""

@@ -12,7 +12,7 @@ from pelton import _core
 from pelton.backends.base import BackendConfig, LoadSpec, MemoryPlan, Permit, StepProfile
 from pelton.backends.cpu import packing
 from pelton.backends.cpu.lower import check, lower
-from pelton.backends.cpu.plan import PlanKey, Recorder, WeightRefs
+from pelton.backends.cpu.plan import PlanKey, Recorder, WeightRefs, present, width_of
 from pelton.backends.cpu.planner import Program, plan_program
 from pelton.backends.cpu.profile import Profile
 from pelton.backends.cpu.stored import StoredWeights
@@ -179,9 +179,15 @@ class CpuExecutor:
             )
         if self._profile is not None:
             self._profile.observe(batch)
-        core.run(batch.ids, batch.positions, batch.seq_starts, batch.tables, batch.logit_rows)
+        core.run(batch.ids, batch.positions, batch.seq_starts, batch.tables, batch.logit_rows, batch.num_pooled)
         self._step += 1
-        return CpuPending(self, core, self._step, batch.logit_rows.size)
+        return CpuPending(self, core, self._step, batch.logit_rows.size - batch.num_pooled, batch.num_pooled)
+
+    @property
+    def width(self) -> int:
+        """Of what the head reads."""
+        assert self._program.head is not None
+        return width_of(present(self._program.head.ins[0]).shape[1])
 
     def kv_copy(self, group: int, src: int, dst: int, num_tokens: int) -> None:
         """Copy the first `num_tokens` slots of a block, in all the group's layers (the others come along)."""
@@ -235,8 +241,9 @@ class CpuExecutor:
 class CpuPending:
     """A step that has run; its last hidden rows wait for the head."""
 
-    def __init__(self, executor: CpuExecutor, core: _core.Program, step: int, num_rows: int) -> None:
+    def __init__(self, executor: CpuExecutor, core: _core.Program, step: int, num_rows: int, num_pooled: int) -> None:
         self._executor = executor
+        self._num_pooled = num_pooled
         self._core = core
         self._step = step
         self._num_rows = num_rows
@@ -246,14 +253,21 @@ class CpuPending:
             raise InternalError("a step must be sampled before the next one is submitted")
 
     def sample(self, params: SampleArrays, processing: Processing | None = None) -> Sampled:
-        """Draw one token per logit row."""
+        """Draw one token per logit row that is not pooled."""
         self._check()
         out = self._executor._results(self._num_rows, params)
         self._core.sample(params, out, processing)
         return out
 
+    def states(self) -> F32:
+        """[P, D]: the final hidden states of the pooled rows."""
+        self._check()
+        out = np.empty((self._num_pooled, self._executor.width), np.float32)
+        self._core.states(out)
+        return out
+
     def logits(self) -> F32:
-        """[R, vocab] whole logits."""
+        """[R - P, vocab] whole logits."""
         self._check()
         out = np.empty((self._num_rows, self._executor._vocab_size), np.float32)
         self._core.logits(out)

@@ -22,6 +22,8 @@ WORKS = ("decode", "prompt")
 CoreTimings = Sequence[tuple[Sequence[tuple[int, int]], int]]
 """Per kind of step: (nanoseconds, runs) of each phase, of the head and of sampling; CPU nanoseconds between calls."""
 
+DRAWN = "rows drawn"
+"""The rows that the head is for: a count of work."""
 _LAYER = re.compile(r"\blayers\.\d+\.")
 
 
@@ -49,7 +51,7 @@ class Profile:
         self._windows: set[int | None] = set()
         self._ops = [self._of_phase(phase) for phase in program.phases]
         head = [] if program.head is None else [program.head]
-        self._ops += [self._of_linears(head, R, "head"), _Op("sampling", R)]
+        self._ops += [self._of_linears(head, DRAWN, "head"), _Op("sampling", DRAWN)]
         self._counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
 
     def _of_phase(self, phase: Phase) -> _Op:
@@ -99,6 +101,7 @@ class Profile:
         counts["steps"] += 1
         counts[T] += batch.ids.size
         counts[R] += batch.logit_rows.size
+        counts[DRAWN] += batch.logit_rows.size - batch.num_pooled
         for window in self._windows:
             counts[_pairs(window)] += int(_seen(batch.positions, window).sum())
             counts[_keys(window)] += _num_keys(batch, window)
