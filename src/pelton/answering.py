@@ -135,8 +135,8 @@ class Answer:
                     case Finish():
                         for piece in self._end(event):
                             yield piece
-                    case Done(usage=usage, queued=queued):
-                        yield TextDone(usage=self._count(usage), queued=queued)
+                    case Done(usage=usage, queued=queued, prefill=prefill):
+                        yield TextDone(usage=self._count(usage), queued=queued, prefill=prefill)
                         return
                     case ErrorEvent():
                         raise error_of(event)

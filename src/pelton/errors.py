@@ -8,6 +8,7 @@ PeltonError                       500  the root; anything else that escapes is a
 |  |- RequestTooLarge             413  a body or a field over its bound
 |  |- SlowRequest                 408  a body that has not come in the time it may take
 |  |- HeadersTooLarge             431  headers over their bound
+|  |- ClientGone                  499  the client went away before its answer: nobody reads this error
 |  |- Unauthorized                401  no key, or none that is known and valid now
 |  `- Forbidden                   403  the key may not do this
 |- RateLimited                    429  the key has had its requests or tokens for now
@@ -92,6 +93,12 @@ class HeadersTooLarge(InvalidRequest):
     """The request's headers are over their bound."""
 
     status = 431
+
+
+class ClientGone(InvalidRequest):
+    """The client went away before it had an answer. The status is nginx's; it is for logs and metrics alone."""
+
+    status = 499
 
 
 class Unauthorized(InvalidRequest):

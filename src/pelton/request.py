@@ -341,6 +341,8 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
     usage: Usage
     queued: float = 0.0
     """Seconds from its arrival to its first step."""
+    prefill: float = 0.0
+    """Seconds from that to its first token, or to its end where there is none."""
 
 
 class ErrorEvent(msgspec.Struct, frozen=True, array_like=True, tag="error"):
@@ -453,6 +455,8 @@ class TextDone(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     queued: float = 0.0
     """Seconds that the request waited for its first step."""
+    prefill: float = 0.0
+    """Seconds from that to its first token, or to its end where there is none."""
 
 
 ChoiceEvent = TextDelta | TextEmbedding | ToolCallBegin | ToolCallDelta | ToolCallEnd | TextFinish

@@ -77,6 +77,7 @@ class ScriptedService:
     context: int = 99
     engine: ScriptedEngine = field(default_factory=ScriptedEngine)
     queued: float = 0.0
+    prefill: float = 0.0
     requests: list[Request] = field(default_factory=list)
     pins: list[PinInfo] = field(default_factory=list)
     num_open: int = 0
@@ -141,6 +142,9 @@ class ScriptedService:
     def usage(self, request: Request) -> Usage:
         return Usage(prompt_tokens=5, completion_tokens=len(self.words) * request.sampling.n, cached_tokens=2)
 
+    def done(self, request: Request) -> TextDone:
+        return TextDone(usage=self.usage(request), queued=self.queued, prefill=self.prefill)
+
     async def _events(self, request: Request) -> AsyncGenerator[TextEvent, None]:
         wants = request.sampling.logprobs is not None
         try:
@@ -148,7 +152,7 @@ class ScriptedService:
             if self.events:
                 for event in self.events:
                     yield event
-                yield TextDone(usage=self.usage(request), queued=self.queued)
+                yield self.done(request)
                 return
             for i, word in enumerate(self.words):
                 if i == self.fail_after:
@@ -162,7 +166,7 @@ class ScriptedService:
                 await asyncio.sleep(0)
             for choice in range(request.sampling.n):
                 yield TextFinish(choice=choice, reason="stop", stop="END")
-            yield TextDone(usage=self.usage(request), queued=self.queued)
+            yield self.done(request)
             self.num_ended += 1
         finally:
             self.num_open -= 1

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2 as httpx
@@ -16,9 +19,11 @@ import pytest
 
 from pelton.config import ServerConfig, load
 from pelton.errors import ConfigError
+from pelton.server import meter
 from pelton.server.app import App
 from pelton.server.keys import KeyStore
 from pelton.server.ledger import used
+from pelton.server.limits import Limits
 from pelton.server.listen import Server
 from pelton.server.store import Store
 from tests.server.scripted import ScriptedPool, ScriptedService, serving
@@ -171,7 +176,7 @@ def test_tokens_per_minute_and_usage(url, keys, file, stream):
 
 
 def test_what_is_refused_costs_no_tokens_and_what_breaks_costs_what_was_made(url, keys, file, service):
-    _, text = keys.create("ada", tpm=100)
+    _, text = keys.create("ada", tpm=110)
     service.fail_after = 2
     assert httpx.post(url + PATH, json=CHAT, headers=bearer(text)).status_code == 500
     service.refuse = ConfigError("no")
@@ -182,7 +187,59 @@ def test_what_is_refused_costs_no_tokens_and_what_breaks_costs_what_was_made(url
     assert (row.requests, row.failed, row.prompt_tokens, row.completion_tokens) == (1, 1, 1, 2)
     [(level,)] = store.read("SELECT level FROM buckets WHERE kind = 'tokens'")
     store.close()
-    assert 97 <= level < 100
+    assert 107 <= level < 110
+
+
+def test_what_can_come_is_put_by_where_a_request_sets_no_bound(url, keys, file, service, monkeypatch):
+    _, text = keys.create("ada", tpm=200)
+    answer = httpx.post(url + PATH, json=CHAT, headers=bearer(text))
+    assert answer.headers["x-ratelimit-remaining-tokens"] == "101"  # all that the context holds is put by
+    answer = httpx.post(url + PATH, json=CHAT, headers=bearer(text))
+    assert answer.headers["x-ratelimit-remaining-tokens"] in ("93", "94")  # it was 8 in the end
+    monkeypatch.setattr(meter, "RESERVE", 2)
+    service.hang_after, service.words = 9, ("w",) * 10
+    key, text = keys.create("bob", tpm=60)
+    store = Store(file)
+    with httpx.stream("POST", url + PATH, json={**CHAT, "stream": True}, headers=bearer(text)) as stream:
+        assert stream.headers["x-ratelimit-remaining-tokens"] == "57"
+        deadline = time.monotonic() + 10
+        level = 60.0
+        while level > 51:  # and more as it goes on
+            [(level,)] = store.read("SELECT level FROM buckets WHERE key_id = ? AND kind = 'tokens'", (key.id,))
+            assert time.monotonic() < deadline
+    store.close()
+
+
+def test_a_client_that_goes_away_while_its_key_is_charged_is_given_back_what_it_took(file, keys, monkeypatch):
+    key, _ = keys.create("ada", rpm=10)
+    store = Store(file)
+    is_held, go = threading.Event(), threading.Event()
+    change = Limits._change
+
+    def slow(self: Limits, *args: Any, **more: Any) -> Any:
+        work = change(self, *args, **more)
+
+        def run(connection: Any) -> Any:
+            is_held.set()
+            assert go.wait(10)
+            return work(connection)
+
+        return run
+
+    monkeypatch.setattr(Limits, "_change", slow)
+
+    async def take_and_leave() -> None:
+        taking = asyncio.create_task(Limits(store, key).take("requests", 4))
+        assert await asyncio.to_thread(is_held.wait, 10)
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+        go.set()
+
+    asyncio.run(take_and_leave())
+    store.write(lambda connection: None).result()  # what was taken is given back behind this, or before it
+    store.write(lambda connection: None).result()
+    assert store.read("SELECT level FROM buckets WHERE kind = 'requests'") == [(10.0,)]
+    store.close()
 
 
 ORIGIN = {"origin": "https://chat.example"}
@@ -256,15 +313,41 @@ def test_headers_are_bounded(service):
 
 
 def test_what_is_sent_behind_a_request_is_bounded_too(service):
-    service.hang_after = 1
+    service.delay = 0.6
     body = json.dumps({**CHAT, "stream": True}).encode()
     first = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
-    with serving(service, max_headers=4000, header_timeout=1) as url:
+    with serving(service, max_headers=4000, header_timeout=0.3) as url:
         began = time.monotonic()
-        assert b"431 Request" in raw(url, first + b"GET / HTTP/1.1\r\nx-endless: " + b"a" * 300_000)
-        assert b"408 Request" in raw(url, first + b"GET / HTTP/1.1\r\nx-slow: ")
+        for behind, status in (
+            (b"GET / HTTP/1.1\r\nx-endless: " + b"a" * 300_000, b"431"),
+            (b"GET / HTTP/1.1\r\nx-slow: ", b"408"),
+            (b"what is this\r\n\r\n", b"400"),
+        ):
+            answer = raw(url, first + behind)
+            assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200", status]
+            # Not in the middle of the answer that was running.
+            assert answer.index(b"data: [DONE]\n\n\r\n0\r\n\r\nHTTP/1.1 " + status) > 0
         assert time.monotonic() - began < 9
-    assert service.num_open == 0
+    assert (service.num_open, service.num_ended) == (0, 3)
+
+
+def test_a_body_that_is_no_http_is_refused_at_once(service):
+    with serving(service) as url:
+        began = time.monotonic()
+        head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+        assert raw(url, head + b"no size\r\n").startswith(b"HTTP/1.1 400 ")
+        assert time.monotonic() - began < 5
+
+
+def test_there_are_no_websockets(service, caplog):
+    asked = b"connection: upgrade\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    head = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nupgrade: %b\r\n" + asked + b"\r\n"
+    with serving(service, header_timeout=0.3) as url:
+        answer = raw(url, head % b"WebSocket")
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"no WebSockets here" in answer
+        assert raw(url, head % b"h2c").startswith(b"HTTP/1.1 200 ")  # which clients ask for, and can do without
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
 
 
 def test_the_rest_of_a_body_that_was_answered_before_is_no_head(service):

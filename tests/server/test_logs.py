@@ -9,6 +9,7 @@ import logging
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 
 import httpx2 as httpx
@@ -162,3 +163,17 @@ def test_setup_writes_lines_of_the_form(capfd):
         assert capfd.readouterr().err.endswith("WARNING somebody: seen\n")
     finally:
         logging.getLogger().handlers[:] = before
+
+
+def test_a_client_that_goes_away_before_its_answer_is_no_bad_request(lines):
+    service = ScriptedService(hang_after=1)
+    with serving(service) as url:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(url + PATH, json=CHAT, timeout=0.3)
+        deadline = time.monotonic() + 10
+        while not told(lines):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        scraped = httpx.get(url + "/metrics").text
+    assert f"POST {PATH} 499" in told(lines)[0]
+    assert f'pelton_http_requests_total{{method="POST",route="{PATH}",status="499"}} 1.0' in scraped

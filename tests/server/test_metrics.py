@@ -25,7 +25,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 
 @pytest.fixture
 def service() -> ScriptedService:
-    return ScriptedService(queued=0.25, delay=0.3)
+    return ScriptedService(queued=0.125, prefill=0.0625, delay=0.3)
 
 
 def scrape(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -54,12 +54,15 @@ def test_what_requests_take(url, stream):
     assert 0.6 <= of(samples, "pelton_time_to_first_token_seconds_sum", **model) < 5
     assert of(samples, "pelton_inter_token_seconds_count", **model) == 4
     assert of(samples, "pelton_time_per_output_token_seconds_count", **model) == 2
-    assert of(samples, "pelton_queue_seconds_sum", **model) == 0.5
+    assert of(samples, "pelton_queue_seconds_sum", **model) == 0.25
+    assert of(samples, "pelton_prefill_seconds_sum", **model) == 0.125  # as the engine has measured it
     assert of(samples, "pelton_request_seconds_sum", **model) >= of(
         samples, "pelton_time_to_first_token_seconds_sum", **model
     )
-    parts = [of(samples, f"pelton_{part}_seconds_sum", **model) for part in ("queue", "prefill", "decode", "request")]
-    assert sum(parts[:3]) == pytest.approx(parts[3])
+    names = ("prepare", "queue", "prefill", "decode", "request")
+    *parts, whole = (of(samples, f"pelton_{name}_seconds_sum", **model) for name in names)
+    assert sum(parts) == pytest.approx(whole)
+    assert parts[0] >= 0.2
     vllm = {"model_name": "scripted", "engine": "0"}
     assert of(samples, "vllm:request_success_total", finished_reason="stop", **vllm) == 2
     assert of(samples, "vllm:generation_tokens_total", **vllm) == 6

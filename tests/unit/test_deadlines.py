@@ -147,14 +147,20 @@ def test_a_full_queue_says_when_to_come_back(clock):
     assert few < long
 
 
-def test_the_time_in_the_queue_is_told_with_the_end(clock):
+def test_the_time_in_the_queue_and_to_the_first_token_is_told_with_the_end(clock):
     engine, _ = make_engine(clock=clock, max_sequences=1)
     engine.submit(request("first", prompt(20), max_tokens=2))
     clock.now += 3
     engine.submit(request("second", prompt(20), max_tokens=2))
-    queued = {}
+    ends = {}
     while engine.has_work:
         clock.now += 1
-        queued |= {event.request_id: event.queued for event in engine.step() if isinstance(event, Done)}
-    assert queued["first"] == 4
-    assert queued["second"] >= 2
+        ends |= {event.request_id: event for event in engine.step() if isinstance(event, Done)}
+    assert ends["first"].queued == 4
+    assert ends["second"].queued >= 2
+    engine, _ = make_engine(clock=clock, max_sequences=1, max_batch_tokens=10)
+    engine.submit(request("long", prompt(45), max_tokens=2))  # five steps to its first token
+    while engine.has_work:
+        clock.now += 1
+        ends |= {event.request_id: event for event in engine.step() if isinstance(event, Done)}
+    assert ends["long"].prefill == 4

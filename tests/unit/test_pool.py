@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pelton import config
+from pelton import config, logs
 from pelton.errors import FormatError, HubError, InsufficientMemory, ModelNotFound, Unavailable, UnsupportedModel
 from pelton.formats import gguf
 from pelton.pool import Loading, Pool, Progress
@@ -157,7 +157,7 @@ def test_closing_gives_up_a_load(tmp_path: Path, model: str) -> None:
 def test_an_interrupted_pull_is_not_waited_for(tmp_path: Path) -> None:
     code = """
 import asyncio, sys, time
-from pelton import config
+from pelton import config, logs
 from pelton.pool import Pool, loading
 loading.pull = lambda *_: time.sleep(60)
 async def main():
@@ -196,3 +196,16 @@ def test_errors_of_names_and_files(tmp_path: Path) -> None:
         await models.close()
 
     run(use())
+
+
+def test_what_happens_to_a_model_is_not_done_for_the_request_that_came_first(tmp_path: Path, model: str) -> None:
+    seen: list[str] = []
+
+    async def use() -> None:
+        models = make(tmp_path)
+        logs.request_id.set("the first")
+        await models.load(model, lambda event: seen.append(logs.request_id.get()))
+        await models.close()
+
+    run(use())
+    assert set(seen) == {""}

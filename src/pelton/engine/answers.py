@@ -66,6 +66,8 @@ class Answers:
         self._on_end = on_end
         self._ready: list[SequenceGroup] = []
         """Beam searches that can go on."""
+        self._begun: set[SequenceGroup] = set()
+        """Those whose first token was drawn in this step."""
         self._steady: _Steady | None = None
         """What is known of the last step's rows, if they may be those of the next one."""
 
@@ -73,6 +75,12 @@ class Answers:
         """What has not been told yet."""
         events, self.events = self.events, []
         return events
+
+    def stamp(self, now: float) -> None:
+        """Keep when a step ended, with those whose first token was drawn in it."""
+        for group in self._begun:
+            group.drawn_at = now
+        self._begun.clear()
 
     def accept(self, group: SequenceGroup) -> None:
         """Tell a client, once, that its request is taken."""
@@ -134,6 +142,8 @@ class Answers:
         """A token was drawn. `mu`: mirostat's bound after it; None where the token is an accepted one of the draft,
         which the sequence has already."""
         group, constraint = sequence.group, sequence.constraint
+        if group.drawn_at is None:
+            self._begun.add(group)
         if constraint is not None:
             constraint.accept(token)
             if (error := constraint.error) is not None:
@@ -198,13 +208,18 @@ class Answers:
         self._counters.prompt_tokens += usage.prompt_tokens
         self._counters.cached_tokens += usage.cached_tokens
         self._counters.completion_tokens += usage.completion_tokens
-        queued = group.started_at - group.arrived_at if group.has_started else 0.0
-        self._end(group, Done(group.request.id, usage, queued))
+        queued = prefill = 0.0
+        if group.has_started:
+            queued = group.started_at - group.arrived_at
+            prefill = (self._clock() if group.drawn_at is None else group.drawn_at) - group.started_at
+        self._end(group, Done(group.request.id, usage, queued, prefill))
 
     def _offer(self, sequence: Sequence, sampled: Sampled, row: int) -> None:
         """A slot of a beam search has its candidates; where all have, the search goes on after the step."""
         group, beams = sequence.group, sequence.group.beams
         assert beams is not None
+        if group.drawn_at is None:
+            self._begun.add(group)
         top = likeliest(sampled, row, max(beams.num_candidates, group.request.sampling.logprobs or 0))
         beams.offer(sequence.choice, [Candidate(each.id, each.logprob) for each in top], top)
         if beams.is_ready:

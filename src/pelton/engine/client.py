@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from contextvars import Context
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -156,7 +157,10 @@ class EngineClient:
             return self._memory
 
         await self._open(replace(opening, admit=admit))
-        self._supervisor = asyncio.create_task(self._supervise(), name=f"engine {self.model_path.name}")
+        # A context of its own: what the engine does later is not done for whoever it was started for.
+        self._supervisor = asyncio.create_task(
+            self._supervise(), name=f"engine {self.model_path.name}", context=Context()
+        )
 
     def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
         """The events of a request. A stream that is closed before its end aborts the request.

@@ -195,6 +195,7 @@ class Engine:
             self._last_end = None  # nothing ran: what comes next does not follow at once
             return
         ended = self._clock()
+        self._answers.stamp(ended)
         seconds = ended - drafting - (began if self._last_end is None else self._last_end)
         self.pace.observe(shape, seconds)
         if self._draft_model is not None:

@@ -112,8 +112,8 @@ class SequenceGroup:
     """A request and its choices."""
 
     __slots__ = (
-        "arrival", "arrived_at", "beams", "dry_breakers", "end_ids", "is_accepted", "num_cached", "num_ends",
-        "num_logprobs", "num_scored", "pool", "request", "sequences", "started_at", "tenant",
+        "arrival", "arrived_at", "beams", "drawn_at", "dry_breakers", "end_ids", "is_accepted", "num_cached",
+        "num_ends", "num_logprobs", "num_scored", "pool", "request", "sequences", "started_at", "tenant",
         "warnings",
     )  # fmt: skip
 
@@ -122,6 +122,8 @@ class SequenceGroup:
         self.arrival = arrival
         self.arrived_at = self.started_at = 0.0
         """When it came, and when its first step began, on the engine's clock."""
+        self.drawn_at: float | None = None
+        """When the step ended that has drawn its first token; None before."""
         self.is_accepted = False
         """Has its client been told that it is?"""
         self.warnings: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextvars import Context
 from typing import TYPE_CHECKING
 
 from pelton.pool.cards import Resident, State
@@ -19,6 +20,8 @@ class Hold:
 
     task: asyncio.Task[Service]
     """The load."""
+    context: Context
+    """Of all that is done to it."""
 
     def __init__(self, spec: ModelSpec, now: float) -> None:
         self.spec = spec

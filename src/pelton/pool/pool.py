@@ -7,6 +7,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -327,14 +328,17 @@ class Pool:
         elif hold.is_leaving or hold.keep_alive <= 0:
             self._retire(hold)
         elif hold.keep_alive < math.inf:
-            hold.timer = asyncio.get_running_loop().call_later(hold.keep_alive, self._retire, hold)
+            later = asyncio.get_running_loop().call_later
+            hold.timer = later(hold.keep_alive, self._retire, hold, context=hold.context)
         self._notify()
 
     def _begin(self, spec: ModelSpec, report: Report, *, is_preload: bool) -> Hold:
         hold = self._holds[spec.name] = Hold(spec, asyncio.get_running_loop().time())
         hold.is_preload = is_preload
-        hold.task = asyncio.create_task(self._load(hold, report), name=f"load {spec.name}")
-        hold.task.add_done_callback(lambda _: self._on_loaded(hold))
+        # A context of its own, as all that happens to a model has: it is not done for one request alone.
+        hold.context = Context()
+        hold.task = asyncio.create_task(self._load(hold, report), name=f"load {spec.name}", context=hold.context)
+        hold.task.add_done_callback(lambda _: self._on_loaded(hold), context=hold.context)
         return hold
 
     async def _load(self, hold: Hold, report: Report) -> Service:
@@ -397,7 +401,8 @@ class Pool:
         if hold.service is None:
             hold.task.cancel()
         elif hold.num_users == 0 and hold.closing is None:
-            hold.closing = asyncio.create_task(self._close(hold, hold.service), name=f"unload {hold.name}")
+            closing = self._close(hold, hold.service)
+            hold.closing = asyncio.create_task(closing, name=f"unload {hold.name}", context=hold.context)
         self._notify()
 
     async def _close(self, hold: Hold, service: Service) -> None:

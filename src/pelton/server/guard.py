@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pelton.errors import Forbidden, HeadersTooLarge, PeltonError, Unavailable
+from pelton.errors import ClientGone, Forbidden, HeadersTooLarge, InvalidRequest, PeltonError, Unavailable
 from pelton.logs import fields
 from pelton.server.body import Bounds
 from pelton.server.context import Context, current, enter
@@ -108,7 +108,7 @@ class Guard:
         context.trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         enter(context)
 
-        status = 499  # the client went away before it was told one
+        status = ClientGone.status  # before it was told one
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -142,11 +142,14 @@ class Guard:
         sizes = [len(name) + len(value) for name, value in scope["headers"]]
         if len(sizes) > MAX_HEADERS or sum(sizes) > self._max_headers:
             raise HeadersTooLarge(f"a request may have {MAX_HEADERS} headers of {self._max_headers} bytes in all")
+        headers = Headers(scope=scope)
+        if headers.get("upgrade", "").lower() == "websocket":
+            raise InvalidRequest("there are no WebSockets here: POST the request, with stream: true for a stream")
         if scope["path"] in self._open_paths:
             return
         if self.is_draining:
             raise Unavailable("the server is shutting down")
-        context, headers = current(), Headers(scope=scope)
+        context = current()
         context.key = self._keys.authenticate(_texts(headers))
         if context.key is ANYONE:
             self._check_origin(headers.get("origin"))

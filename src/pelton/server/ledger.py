@@ -7,6 +7,7 @@ import logging
 import time
 from collections import defaultdict
 from concurrent.futures import Future
+from contextvars import Context
 
 import msgspec
 
@@ -48,7 +49,7 @@ class Ledger:
         for i, count in enumerate(used):
             counts[i] += count
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush)
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush, context=Context())
 
     def flush(self) -> None:
         """Hand what was counted to the store."""

@@ -7,9 +7,11 @@ tokens are expected to be from the other; what it really used is set off at its 
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Literal
 
 import msgspec
@@ -51,7 +53,12 @@ class Limits:
         if limit is None or self._store is None:
             return 0
         amount = min(amount, limit)
-        before, after, is_taken = await self._store.written(self._change(kind, limit, amount, must_have=True))
+        taking = self._store.write(self._change(kind, limit, amount, must_have=True))
+        try:
+            before, after, is_taken = await asyncio.wrap_future(taking)
+        except asyncio.CancelledError:  # it may be taken still, in the store's thread, and nobody would give it back
+            taking.add_done_callback(lambda taken: self._give_back(kind, amount, taken))
+            raise
         self.buckets[kind] = Bucket(limit, max(0, math.floor(after)), (limit - after) * MINUTE / limit)
         if not is_taken:
             wait = (amount - before) * MINUTE / limit
@@ -61,6 +68,10 @@ class Limits:
                 retry_after=wait,
             )
         return amount
+
+    def _give_back(self, kind: Kind, amount: int, taking: Future[tuple[float, float, bool]]) -> None:
+        if not taking.cancelled() and taking.exception() is None and taking.result()[2]:
+            self.settle(kind, -amount)
 
     def settle(self, kind: Kind, amount: int) -> None:
         """Take so much more, or give back where it is negative, whatever is there. Does not wait for the store."""

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from pelton.service import Service
 
 log = logging.getLogger("pelton.prompts")
-CHARACTERS_PER_TOKEN = 4
+BYTES_PER_TOKEN = 4
 """What is reckoned with before a prompt was encoded."""
+RESERVE = 2048
+"""Tokens of a choice that are reckoned with where its request sets no bound, and then as often as they are used up."""
 
 
 class Meter:
@@ -44,7 +46,7 @@ class Meter:
             request = msgspec.structs.replace(request, tenant=context.key.id)
         if context.is_background:
             request = in_background(request)
-        expected = expected_usage(request)
+        expected = expected_usage(request, service.context)
         reserved = await context.limits.take("tokens", expected.prompt_tokens + expected.completion_tokens)
         trace = None if self._tracer is None else self._tracer.start(request, service.name, context.trace)
         watch = _Watch(self._ledger, self._metrics.of(service.name), context, service.name, expected, reserved, trace)
@@ -113,6 +115,8 @@ class _Watch:
     def _count(self, delta: TextDelta) -> None:
         now = perf_counter()
         self._num_tokens += len(delta.token_ids)
+        if self._expected.prompt_tokens + self._num_tokens > self._reserved:
+            self._reserve_more()
         self._metrics.completion.inc(len(delta.token_ids))
         last = self._last.get(delta.choice)
         self._last[delta.choice] = now
@@ -124,6 +128,11 @@ class _Watch:
             if self._trace is not None:
                 self._trace.first_token()
 
+    def _reserve_more(self) -> None:
+        """It is longer than was reckoned with: what it will have used is not there for others."""
+        self._reserved += RESERVE
+        self._context.limits.settle("tokens", RESERVE)
+
     def _end(self, done: TextDone | None) -> None:
         """`done`: None where the request did not end well; then its usage is known only in part."""
         context, began = self._context, self._context.began
@@ -132,7 +141,7 @@ class _Watch:
         else:
             usage = done.usage
             to_first = None if self._first is None else self._first - began
-            self._metrics.done(usage, seconds=perf_counter() - began, to_first=to_first, queued=done.queued)
+            self._metrics.done(done, seconds=perf_counter() - began, to_first=to_first)
         reason = _reason(self._reasons, is_done=done is not None)
         self._metrics.finished(reason)
         context.add_usage(self._model, usage)
@@ -157,18 +166,27 @@ def _reason(reasons: set[str], *, is_done: bool) -> str:
     return next((each for each in ("error", "abort", "length", "tool_calls") if each in reasons), "stop")
 
 
-def expected_usage(request: Request) -> Usage:
-    """What a request may come to, reckoned from the length of its prompt and from `max_tokens`."""
+def expected_usage(request: Request, context: int) -> Usage:
+    """What a request may come to, reckoned from the length of its prompt, and from `max_tokens` and what the context
+    has left."""
+    num_prompt = min(_num_prompt(request), context)
+    asked = request.sampling.max_tokens
+    most = min(RESERVE if asked is None else asked, context - num_prompt)
+    sampling = request.sampling
+    made = max(sampling.best_of or sampling.n, (sampling.beam_width or 0) if sampling.use_beam_search else 0)
+    return Usage(prompt_tokens=num_prompt, completion_tokens=made * most)
+
+
+def _num_prompt(request: Request) -> int:
     if request.prompt_ids is not None:
-        num_prompt = len(request.prompt_ids)
-    else:
-        texts = [request.prompt or ""]
-        for message in request.messages or ():
-            parts = message.content if isinstance(message.content, tuple) else ()
-            texts += [message.content] if isinstance(message.content, str) else [str(p.get("text", "")) for p in parts]
-        num_prompt = -(-sum(map(len, texts)) // CHARACTERS_PER_TOKEN)
-    made = request.sampling.best_of or request.sampling.n
-    return Usage(prompt_tokens=num_prompt, completion_tokens=made * (request.sampling.max_tokens or 0))
+        return len(request.prompt_ids)
+    texts = [request.prompt or ""]
+    for message in request.messages or ():
+        parts = message.content if isinstance(message.content, tuple) else ()
+        texts += [message.content] if isinstance(message.content, str) else [str(p.get("text", "")) for p in parts]
+    num_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    num_bytes += len(msgspec.json.encode(request.tools)) if request.tools else 0
+    return -(-num_bytes // BYTES_PER_TOKEN)
 
 
 def in_background(request: Request) -> Request:

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
 from pelton import __version__
-from pelton.request import Usage
+from pelton.request import TextDone
 
 if TYPE_CHECKING:
     from pelton.engine.protocol import Counters
@@ -79,6 +79,10 @@ class Metrics:
             "time_per_output_token_seconds", "A request's time after its first token, per further token.", BETWEEN
         )
         self.whole = self._histogram("request_seconds", "From a request's arrival to its end.")
+        self.prepare = self._histogram(
+            "prepare_seconds",
+            "From a request's arrival to the engine's taking it: its model's load, its prompt's rendering.",
+        )
         self.queue = self._histogram("queue_seconds", "From the engine's taking a request to its first step.")
         self.prefill = self._histogram("prefill_seconds", "From a request's first step to its first token.")
         self.decode = self._histogram("decode_seconds", "From a request's first token to its end.")
@@ -140,6 +144,7 @@ class ModelMetrics:
         self._cached = metrics.cached.labels(model)
         self._per_token = metrics.per_token.labels(model)
         self._whole = metrics.whole.labels(model)
+        self._prepare = metrics.prepare.labels(model)
         self._queue = metrics.queue.labels(model)
         self._prefill = metrics.prefill.labels(model)
         self._decode = metrics.decode.labels(model)
@@ -150,16 +155,18 @@ class ModelMetrics:
         """A request has ended: stop, length, tool_calls, abort or error."""
         self._metrics.requests.labels(self._model, reason).inc()
 
-    def done(self, usage: Usage, *, seconds: float, to_first: float | None, queued: float) -> None:
-        """A request has ended well, after so many seconds, of which it was `queued` and then had its first token."""
+    def done(self, done: TextDone, *, seconds: float, to_first: float | None) -> None:
+        """A request has ended well, after so many seconds; `to_first` of them had gone when its first token came."""
+        usage = done.usage
         self._prompt.inc(usage.prompt_tokens)
         self._cached.inc(usage.cached_tokens)
         self._prompts.observe(usage.prompt_tokens)
         self._answers.observe(usage.completion_tokens)
         self._whole.observe(seconds)
-        self._queue.observe(queued)
+        self._queue.observe(done.queued)
         if to_first is not None:
-            self._prefill.observe(max(0.0, to_first - queued))
+            self._prepare.observe(max(0.0, to_first - done.queued - done.prefill))
+            self._prefill.observe(done.prefill)
             self._decode.observe(seconds - to_first)
             if usage.completion_tokens > 1:
                 self._per_token.observe((seconds - to_first) / (usage.completion_tokens - 1))

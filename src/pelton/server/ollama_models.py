@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from pelton import __version__, options
-from pelton.errors import InvalidRequest
+from pelton.errors import ClientGone, InvalidRequest
 from pelton.pool import (
     Loading,
     Preset,
@@ -196,7 +196,7 @@ class _Administration:
         try:
             await self._models.pool_for().take_blob(sha256, http.stream(), size)
         except ClientDisconnect:
-            raise InvalidRequest("the client went away before its file had arrived") from None
+            raise ClientGone("the client went away before its file had arrived") from None
         return Response(status_code=201)
 
 

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pelton.errors import InvalidRequest
+from pelton.errors import ClientGone, InvalidRequest
 
 S = TypeVar("S", bound=msgspec.Struct)
 A = TypeVar("A")
@@ -46,7 +46,7 @@ async def read(request: Request, wire_type: type[S]) -> tuple[S, dict[str, Any]]
     try:
         body = await request.body()
     except ClientDisconnect:
-        raise InvalidRequest("the client went away before its request had arrived") from None
+        raise ClientGone("the client went away before its request had arrived") from None
     try:
         plain = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -249,7 +249,7 @@ async def unless_gone(request: Request, work: Awaitable[A]) -> A:
     try:
         await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise InvalidRequest("the client went away")
+            raise ClientGone("the client went away")
         return task.result()
     finally:
         await _cancel(task, watcher)
