@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 HOMES = {
-    "tokenizers": ("text/tokenizer.py",),
+    "tokenizers": ("text/byte_pairs.py",),
     "minijinja": ("text/template.py",),
     "llguidance": ("engine/constraints.py", "engine/grammar_forms.py", "engine/grammar_trial.py"),
     "jsonschema": ("text/validation.py",),
@@ -27,7 +27,7 @@ HOMES = {
     "prometheus_client": ("server/metrics.py",),
     "sqlite3": ("server/store.py",),
     "platformdirs": ("config.py",),
-    "pelton._core": ("backends/cpu/", "bench/", "text/sentencepiece.py"),
+    "pelton._core": ("backends/cpu/", "bench/", "text/byte_pairs.py", "text/sentencepiece.py", "text/tokenizer.py"),
     "torch": (),
     "transformers": (),
     "os.environ": ("config.py",),

@@ -2,25 +2,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <queue>
 #include <tuple>
 
 namespace pelton {
 namespace {
-
-uint64_t hash_of(std::string_view text) {
-    uint64_t hash = text.size();
-    while (!text.empty()) {
-        uint64_t word = 0;
-        const size_t count = std::min(text.size(), sizeof word);
-        std::memcpy(&word, text.data(), count);
-        hash = (hash ^ word) * 0x9e3779b97f4a7c15;
-        hash ^= hash >> 32;
-        text.remove_prefix(count);
-    }
-    return hash;
-}
 
 // Bytes of the UTF-8 character that begins so.
 size_t character_size(char first) {
@@ -52,11 +38,12 @@ struct SentencePiece::Pair {
 
 class SentencePiece::Joining {
   public:
-    Joining(const SentencePiece& vocabulary, std::string_view text) : vocabulary_(vocabulary), text_(text) {
+    Joining(const SentencePiece& pieces, std::string_view text) : pieces_(pieces), text_(text) {
         for (size_t begin = 0; begin < text.size();) {
             const size_t size = std::min(character_size(text[begin]), text.size() - begin);
             const auto number = static_cast<int64_t>(symbols_.size());
-            symbols_.push_back({begin, size, vocabulary.find(text.substr(begin, size)), number - 1, number + 1});
+            symbols_.push_back(
+                {begin, size, pieces.vocabulary_.id_of(text.substr(begin, size)), number - 1, number + 1});
             begin += size;
         }
         if (!symbols_.empty()) symbols_.back().next = -1;
@@ -77,7 +64,7 @@ class SentencePiece::Joining {
             if (symbol.id >= 0 && symbol.size > 0) ids.push_back(symbol.id);
             if (symbol.id >= 0) continue;
             for (const char byte : text_.substr(symbol.begin, symbol.size))
-                ids.push_back(vocabulary_.byte_ids_[static_cast<uint8_t>(byte)]);
+                ids.push_back(pieces_.byte_ids_[static_cast<uint8_t>(byte)]);
         }
         return ids;
     }
@@ -90,9 +77,9 @@ class SentencePiece::Joining {
         if (left < 0 || at(left).next < 0) return;
         const Symbol &first = at(left), &second = at(first.next);
         if (first.id < 0 || second.id < 0) return;
-        const int32_t id = vocabulary_.find(text_.substr(first.begin, first.size + second.size));
+        const int32_t id = pieces_.vocabulary_.id_of(text_.substr(first.begin, first.size + second.size));
         if (id < 0) return;
-        const int32_t rank = vocabulary_.tokens_[static_cast<size_t>(id)].rank;
+        const int32_t rank = pieces_.ranks_[static_cast<size_t>(id)];
         if (rank >= 0) pairs_.push({rank, first.id, second.id, id, left});
     }
 
@@ -113,40 +100,14 @@ class SentencePiece::Joining {
         consider(pair.left);
     }
 
-    const SentencePiece& vocabulary_;
+    const SentencePiece& pieces_;
     std::string_view text_;
     std::vector<Symbol> symbols_;
     std::priority_queue<Pair> pairs_;
 };
 
-SentencePiece::SentencePiece(const std::vector<std::string_view>& tokens, const int32_t* ranks, const int32_t* byte_ids)
-    : byte_ids_(byte_ids, byte_ids + 256), slots_(std::bit_ceil(2 * tokens.size() + 1), -1) {
-    size_t size = 0;
-    for (const std::string_view token : tokens) size += token.size();
-    texts_.reserve(size);
-    tokens_.reserve(tokens.size());
-    for (size_t i = 0; i < tokens.size(); i++) {
-        tokens_.push_back({texts_.size(), static_cast<uint32_t>(tokens[i].size()), ranks[i]});
-        texts_ += tokens[i];
-        if (ranks[i] == kNoText) continue;
-        longest_ = std::max(longest_, tokens[i].size());
-        size_t slot = hash_of(tokens[i]) & (slots_.size() - 1);
-        while (slots_[slot] >= 0) slot = (slot + 1) & (slots_.size() - 1);
-        slots_[slot] = static_cast<int32_t>(i);
-    }
-}
-
-std::string_view SentencePiece::text_of(int32_t id) const {
-    const Token& token = tokens_[static_cast<size_t>(id)];
-    return std::string_view(texts_).substr(token.begin, token.size);
-}
-
-int32_t SentencePiece::find(std::string_view text) const {
-    if (text.size() > longest_) return -1;
-    size_t slot = hash_of(text) & (slots_.size() - 1);
-    while (slots_[slot] >= 0 && text_of(slots_[slot]) != text) slot = (slot + 1) & (slots_.size() - 1);
-    return slots_[slot];
-}
+SentencePiece::SentencePiece(const Vocabulary& vocabulary, const int32_t* ranks, const int32_t* byte_ids)
+    : vocabulary_(vocabulary), ranks_(ranks, ranks + vocabulary.size()), byte_ids_(byte_ids, byte_ids + 256) {}
 
 std::vector<int32_t> SentencePiece::encode(std::string_view text) const {
     Joining joining(*this, text);

@@ -260,12 +260,46 @@ class Limits:
     def float_products(self, num_columns: int) -> float:
         """num_columns times 16 x 4 fused multiply-adds."""
 
+class Vocabulary:
+    """`count` tokens, whose texts are in `data` as in a GGUF file: of each the length in 8 bytes and then its UTF-8.
+    Raises ValueError with what is wrong of them, to be read behind their name."""
+
+    def __init__(self, data: npt.NDArray[np.uint8], count: int) -> None: ...
+    def __len__(self) -> int: ...
+    def text(self, id: int) -> str:
+        """A token's text."""
+
+    def id_of(self, text: str) -> int:
+        """The token of a text, -1 where there is none that is not hidden."""
+
+    def hide(self, ids: npt.NDArray[np.int32]) -> None:
+        """From now on no text is one of these tokens."""
+
+    def longest(self) -> int:
+        """Characters of the longest token."""
+
 class SentencePiece:
-    """A vocabulary of `tokens`. `ranks`, one each: which is joined first, the lowest, or -1: it is only found as a
-    single character, or -2: no text becomes it. `byte_ids`: the tokens of the 256 bytes."""
+    """`ranks`, one for each token: which is joined first, the lowest, or -1: it is only found as a single character.
+    `byte_ids`: the tokens of the 256 bytes."""
 
     def __init__(
-        self, tokens: Sequence[str], ranks: npt.NDArray[np.int32], byte_ids: npt.NDArray[np.int32]
+        self, vocabulary: Vocabulary, ranks: npt.NDArray[np.int32], byte_ids: npt.NDArray[np.int32]
     ) -> None: ...
     def encode(self, text: str) -> list[int]:
         """Its ids."""
+
+class BytePairs:
+    """`merges`: `count` strings "left right" as a GGUF file has them, the best first. `characters`: what stands for
+    each byte in the tokens' texts. `takes_words`: a word that is itself a token is that token. Raises ValueError with
+    what is wrong of the merges, to be read behind their name."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        merges: npt.NDArray[np.uint8],
+        count: int,
+        characters: Sequence[str],
+        takes_words: bool,
+    ) -> None: ...
+    def encode(self, text: str, words: list[tuple[int, int]]) -> list[int]:
+        """Its ids. `words`: the first character of each, and the one behind its last."""

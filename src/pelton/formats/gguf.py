@@ -24,9 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pelton.errors import FormatError, ModelNotFound, UnsupportedModel
-from pelton.formats import quants
+from pelton.formats import quants, strings
 from pelton.formats.digest import FileStamp, ModelFile
 from pelton.formats.quants import WeightType
+from pelton.formats.strings import Strings
 from pelton.formats.tensor import Tensor
 
 MAGIC: Final = b"GGUF"
@@ -66,15 +67,20 @@ Value = bool | int | float | str | list[str] | npt.NDArray[Any]
 class Metadata(Mapping[str, "Value"]):
     """Keys and values of a file. Arrays of strings (vocabularies) are decoded when first asked for."""
 
-    def __init__(self, values: Mapping[str, Value | _Strings]) -> None:
+    def __init__(self, values: Mapping[str, Value | Strings]) -> None:
         self._values = dict(values)
+        self._encoded = {key: value for key, value in values.items() if isinstance(value, Strings)}
 
     def __getitem__(self, key: str) -> Value:
         """The value of `key`. Raises FormatError where a string is not UTF-8."""
         value = self._values[key]
-        if isinstance(value, _Strings):
+        if isinstance(value, Strings):
             value = self._values[key] = value.decode()
         return value
+
+    def encoded(self, key: str) -> Strings | None:
+        """The strings of `key` as the file has them; None where it has no array of strings."""
+        return self._encoded.get(key)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -145,29 +151,6 @@ def _check_whole(parts: Sequence[Part]) -> None:
 
 def _show(name: str) -> str:
     return repr(name if len(name) <= 80 else name[:77] + "...")
-
-
-@dataclass(frozen=True)
-class _Strings:
-    """An array of strings whose borders have been checked, still in the file."""
-
-    where: str
-    data: mmap.mmap
-    start: int
-    end: int
-    count: int
-
-    def decode(self) -> list[str]:
-        data, unpack, position = self.data[self.start : self.end], _U64.unpack_from, 0
-        strings = []
-        for i in range(self.count):
-            end = position + 8 + unpack(data, position)[0]
-            try:
-                strings.append(data[position + 8 : end].decode())
-            except UnicodeDecodeError:
-                raise FormatError(f"{self.where}[{i}] is not UTF-8") from None
-            position = end
-        return strings
 
 
 class _Reader:
@@ -244,7 +227,7 @@ class _Reader:
         return Part(self._file, metadata, tensors)
 
     def _metadata(self, count: int) -> Metadata:
-        values: dict[str, Value | _Strings] = {}
+        values: dict[str, Value | Strings] = {}
         for i in range(count):
             key = self._string(f"metadata key {i}", MAX_NAME)
             if key in values:
@@ -252,7 +235,7 @@ class _Reader:
             values[key] = self._value(self._u32(f"the type of {_show(key)}"), _show(key))
         return Metadata(values)
 
-    def _value(self, type_id: int, what: str) -> Value | _Strings:
+    def _value(self, type_id: int, what: str) -> Value | Strings:
         if type_id == _STRING:
             return self._string(what)
         if type_id == _ARRAY:
@@ -276,7 +259,7 @@ class _Reader:
         numbers.flags.writeable = False
         return numbers
 
-    def _strings(self, count: int, what: str) -> _Strings:
+    def _strings(self, count: int, what: str) -> Strings:
         data, unpack, start = self._data, _U64.unpack_from, self._position
         position, last = start, self._size - 8
         for i in range(count):
@@ -284,7 +267,7 @@ class _Reader:
                 raise self._error(f"{what} has {count} strings, but the file ends in number {i}")
             position += 8 + unpack(data, position)[0]
         self._take(position - start, what)
-        return _Strings(f"{self._path}: {what}", data, start, position, count)
+        return Strings(f"{self._path}: {what}", np.frombuffer(data, np.uint8, position - start, start), count)
 
     def _alignment(self, metadata: Metadata) -> int:
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
@@ -351,10 +334,10 @@ def write(path: str | Path, metadata: Mapping[str, Any], tensors: Iterable[Tenso
     tensors = list(tensors)
     alignment = int(metadata.get("general.alignment", DEFAULT_ALIGNMENT))
     header = [MAGIC, _U32.pack(3), _U64.pack(len(tensors)), _U64.pack(len(metadata))]
-    header += [_encode_string(key) + _encode(value) for key, value in metadata.items()]
+    header += [strings.encode([key]) + _encode(value) for key, value in metadata.items()]
     offset = 0
     for tensor in tensors:
-        header += [_encode_string(tensor.name), _U32.pack(len(tensor.shape))]
+        header += [strings.encode([tensor.name]), _U32.pack(len(tensor.shape))]
         header += [_U64.pack(size) for size in reversed(tensor.shape)]
         header += [_U32.pack(tensor.type), _U64.pack(offset)]
         offset += -(-tensor.data.size // alignment) * alignment
@@ -365,18 +348,12 @@ def write(path: str | Path, metadata: Mapping[str, Any], tensors: Iterable[Tenso
             file.write(tensor.data.data)
 
 
-def _encode_string(text: str) -> bytes:
-    encoded = text.encode()
-    return _U64.pack(len(encoded)) + encoded
-
-
 def _encode(value: Any) -> bytes:
     """A value with its type in front."""
     if isinstance(value, str):
-        return _U32.pack(_STRING) + _encode_string(value)
+        return _U32.pack(_STRING) + strings.encode([value])
     if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-        strings = b"".join(map(_encode_string, value))
-        return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + strings
+        return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + strings.encode(value)
     array = _typed(value)
     if array.ndim == 0:
         return _U32.pack(_number_type(array.dtype)) + array.tobytes()

@@ -6,7 +6,6 @@ but a table of its tokens: with a library for BPE, every split of every token wo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,9 +13,10 @@ import numpy.typing as npt
 
 from pelton import _core
 from pelton.errors import FormatError
+from pelton.text.cutter import Cutter
 from pelton.text.tokenizer import SPACE
 
-_NEVER_JOINED, _NO_TEXT = -1, -2
+_NEVER_JOINED = -1
 
 
 class SentencePiece:
@@ -24,43 +24,32 @@ class SentencePiece:
 
     def __init__(
         self,
-        texts: Sequence[str],
-        by_text: Mapping[str, int],
+        vocabulary: _core.Vocabulary,
         is_normal: npt.NDArray[np.bool_],
         is_byte: npt.NDArray[np.bool_],
         scores: npt.NDArray[np.floating],
-        user_defined: Sequence[str],
+        user_defined: Mapping[str, int],
         *,
         add_space_prefix: bool,
     ) -> None:
-        """`texts`: of all tokens; `by_text`: those that text can become. `scores`: of all tokens, the best is joined
-        first. `user_defined`: tokens that are found in text before anything else. Raises `FormatError` where a byte has
-        no token."""
-        missing = [byte for byte in range(256) if _byte_name(byte) not in by_text]
-        if missing:
+        """`vocabulary`: its tokens, those hidden that text cannot become; those of bytes are hidden here. `scores`: of
+        all tokens, the best is joined first. `user_defined`: tokens that are found in text before anything else. Raises
+        `FormatError` where a byte has no token."""
+        byte_ids = np.array([vocabulary.id_of(f"<0x{byte:02X}>") for byte in range(256)], np.int32)
+        missing = np.flatnonzero(byte_ids < 0)
+        if missing.size:
             raise FormatError(f"tokenizer.ggml.tokens has no token for byte 0x{missing[0]:02X}")
-        ranks = np.full(len(texts), _NO_TEXT, np.int32)
-        ranks[np.fromiter(by_text.values(), np.int64, len(by_text))] = _NEVER_JOINED
-        normal = np.flatnonzero(is_normal & (ranks != _NO_TEXT))
+        vocabulary.hide(np.flatnonzero(is_byte).astype(np.int32))
+        ranks = np.full(len(vocabulary), _NEVER_JOINED, np.int32)
+        normal = np.flatnonzero(is_normal)
         ranks[normal[np.argsort(-scores[normal], kind="stable")]] = np.arange(normal.size, dtype=np.int32)
-        ranks[is_byte] = _NO_TEXT
-        byte_ids = np.array([by_text[_byte_name(byte)] for byte in range(256)], np.int32)
-        self._core = _core.SentencePiece(texts, ranks, byte_ids)
-        self._user_defined = {text: by_text[text] for text in user_defined}
-        longest_first = "|".join(map(re.escape, sorted(user_defined, key=len, reverse=True)))
-        self._cut = re.compile(f"({longest_first or '(?!)'})").split
+        self._core = _core.SentencePiece(vocabulary, ranks, byte_ids)
+        self._cut = Cutter(user_defined)
         self._prefix = SPACE if add_space_prefix else ""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Raises TypeError for a lone surrogate."""
-        ids: list[int] = []
-        for i, part in enumerate(self._cut(text)):
-            if i % 2:
-                ids.append(self._user_defined[part])
-            elif part:
-                ids += self._core.encode(self._prefix + part.replace(" ", SPACE))
-        return ids
+        return self._cut.encode(texts, self._encode_all)
 
-
-def _byte_name(byte: int) -> str:
-    return f"<0x{byte:02X}>"
+    def _encode_all(self, parts: Sequence[str]) -> list[list[int]]:
+        return [self._core.encode(self._prefix + part.replace(" ", SPACE)) for part in parts]

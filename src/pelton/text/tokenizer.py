@@ -15,9 +15,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pelton import _core
 from pelton.errors import FormatError, InvalidRequest, UnsupportedModel
+from pelton.formats.gguf import Metadata
+from pelton.formats.strings import Strings
 from pelton.text import end_tokens
 from pelton.text.pretokenizers import PreTokenizer, pre_tokenizer
 
@@ -49,11 +51,11 @@ class Tokenizer:
         self._kind = str(metadata.get("tokenizer.ggml.model", ""))
         if self._kind not in ("gpt2", "llama"):
             raise UnsupportedModel(f"tokenizer.ggml.model is {self._kind!r}; Pelton reads gpt2 and llama")
-        self._texts: Sequence[str] = _array(metadata, "tokens")
-        self.vocab_size = len(self._texts)
+        words = _Words(metadata)
+        self._vocabulary = words.vocabulary
+        self.vocab_size = len(words.vocabulary)
         """Number of token ids: those of [0, vocab_size) exist."""
-        words = _Words(self._texts, np.asarray(_array(metadata, "token_type", self.vocab_size, NORMAL)))
-        self._types = words.types
+        self._types: list[int] = words.types.tolist()
         self._control = words.control
         self.control_texts: tuple[str, ...] = tuple(sorted(self._control, key=len, reverse=True))
         """The names of all control tokens, the longest first."""
@@ -96,7 +98,7 @@ class Tokenizer:
     @cached_property
     def max_token_length(self) -> int:
         """Characters of the longest token. A text of n characters has at least n / `max_token_length` tokens."""
-        return max(map(len, self._texts), default=1) or 1
+        return self._vocabulary.longest() or 1
 
     def encode_segments(self, segments: Iterable[str | int]) -> list[int]:
         """Ids of a rendered template: strings are plain text, numbers are control tokens. The begin token comes
@@ -160,7 +162,7 @@ class Tokenizer:
             raise _lone_surrogate(texts) from None
 
     def _make_bytes(self, id: int) -> bytes:
-        text, kind = self._texts[id], self._types[id]
+        text, kind = self._vocabulary.text(id), self._types[id]
         if kind == UNUSED:
             return b""
         if kind == BYTE:
@@ -199,48 +201,45 @@ def _lone_surrogate(texts: Sequence[str]) -> InvalidRequest:
     return InvalidRequest(f"the text is not Unicode: U+{ord(found[0]) if found else 0xD800:04X} stands alone in it")
 
 
+def _strings(metadata: Mapping[str, Any], name: str) -> Strings:
+    """The strings `tokenizer.ggml.<name>`, as they lie in a file."""
+    key = f"tokenizer.ggml.{name}"
+    encoded = metadata.encoded(key) if isinstance(metadata, Metadata) else None
+    return encoded or Strings.of(key, _array(metadata, name))
+
+
 class _Words:
     """The tokens by kind."""
 
-    def __init__(self, texts: Sequence[str], types: npt.NDArray[Any]) -> None:
-        self.texts = texts
-        self.by_text: dict[str, int] = dict(zip(texts, range(len(texts)), strict=True))
-        """Text -> id of the tokens that text can become: no control token is among them."""
-        if len(self.by_text) != len(texts) and len(self.by_text) + texts.count("") - 1 != len(texts):
-            raise FormatError("tokenizer.ggml.tokens: two tokens have the same text")
-        types = types.copy()
-        types[[id for text in end_tokens.ALWAYS if (id := self.by_text.get(text)) is not None]] = CONTROL
-        self.types: list[int] = types.tolist()
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        tokens = _strings(metadata, "tokens")
+        try:
+            self.vocabulary = _core.Vocabulary(tokens.data, tokens.count)
+        except ValueError as error:
+            raise FormatError(f"{tokens.where}{error}") from None
+        find, text = self.vocabulary.id_of, self.vocabulary.text
+        self.types = np.array(_array(metadata, "token_type", tokens.count, NORMAL))
+        self.types[[id for name in end_tokens.ALWAYS if (id := find(name)) >= 0]] = CONTROL
         self.control: dict[str, int] = {}
         """Name -> id of the control tokens and of the unknown token."""
-        for id in np.flatnonzero(np.isin(types, (CONTROL, UNKNOWN, UNUSED))).tolist():
-            if self.by_text.pop(texts[id], None) is not None and types[id] != UNUSED and texts[id]:
-                self.control[texts[id]] = id
-        self.user_defined = [texts[id] for id in np.flatnonzero(types == USER_DEFINED).tolist() if texts[id]]
-        self.by_text.pop("", None)
-        for id in np.flatnonzero(types == BYTE).tolist():
-            if not re.fullmatch("<0x[0-9A-F]{2}>", texts[id]):
+        never = np.flatnonzero(np.isin(self.types, (CONTROL, UNKNOWN, UNUSED))).astype(np.int32)
+        for id in never[self.types[never] != UNUSED].tolist():
+            if name := text(id):
+                self.control[name] = id
+        self.vocabulary.hide(never)
+        self.user_defined = {
+            name: id for id in np.flatnonzero(self.types == USER_DEFINED).tolist() if (name := text(id))
+        }
+        """Text -> id of the tokens that are found in text before anything else."""
+        for id in np.flatnonzero(self.types == BYTE).tolist():
+            if not re.fullmatch("<0x[0-9A-F]{2}>", text(id)):
                 raise FormatError(f"tokenizer.ggml.tokens[{id}] is a byte, but not of the form <0x0A>")
 
 
 def _build_bpe(metadata: Mapping[str, Any], words: _Words, row: PreTokenizer) -> _Encode:
-    from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
+    from pelton.text.byte_pairs import BytePairs
 
-    merges = [tuple(merge.split(" ", 1)) for merge in _array(metadata, "merges")]
-    try:
-        model = models.BPE(vocab=words.by_text, merges=merges, ignore_merges=row.ignores_merges)
-    except Exception as error:  # The library raises no type of its own.
-        raise FormatError(f"tokenizer.ggml.merges: {error}") from None
-    encoder = Tokenizer(model)
-    encoder.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            *(pre_tokenizers.Split(Regex(expression), "isolated") for expression in row.expressions),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    # They are found in text before anything else cuts it.
-    encoder.add_tokens([AddedToken(text, normalized=False, special=False) for text in words.user_defined])
-    return lambda texts: [encoding.ids for encoding in encoder.encode_batch_fast(texts, add_special_tokens=False)]
+    return BytePairs(words.vocabulary, _strings(metadata, "merges"), row, _BYTES, words.user_defined).encode
 
 
 def _build_spm(metadata: Mapping[str, Any], words: _Words) -> _Encode:
@@ -248,14 +247,11 @@ def _build_spm(metadata: Mapping[str, Any], words: _Words) -> _Encode:
 
     if metadata.get("tokenizer.ggml.precompiled_charsmap") is not None:
         raise UnsupportedModel("tokenizer.ggml.precompiled_charsmap: this vocabulary normalises text; Pelton cannot")
-    types = np.asarray(words.types)
-    encoder = SentencePiece(
-        words.texts,
-        words.by_text,
-        is_normal=types == NORMAL,
-        is_byte=types == BYTE,
-        scores=np.asarray(_array(metadata, "scores", len(words.texts))),
+    return SentencePiece(
+        words.vocabulary,
+        is_normal=words.types == NORMAL,
+        is_byte=words.types == BYTE,
+        scores=np.asarray(_array(metadata, "scores", len(words.vocabulary))),
         user_defined=words.user_defined,
         add_space_prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
-    )
-    return lambda texts: [encoder.encode(text) for text in texts]
+    ).encode
