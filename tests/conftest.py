@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import ssl
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_read_once() -> Iterator[None]:
+    """Each HTTP client reads all certificates there are when it is made: a second for some twenty of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        yield
 
 
 def real_model(file: str) -> Path:

@@ -271,6 +271,33 @@ def serving(service: ScriptedService, **settings: object) -> contextlib.Abstract
     return serving_pool(ScriptedPool(service), **settings)  # type: ignore[arg-type]
 
 
+class _PromptServer(uvicorn.Server):
+    """It ends when it is told and its answers are out; uvicorn's own looks for both ten times a second, which for
+    hundreds of servers is minutes."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_up = threading.Event()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
+        self.is_up.set()
+        await self._stopped.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        while self.server_state.connections or self.server_state.tasks:
+            await asyncio.sleep(0.001)
+        await self.lifespan.shutdown()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stopped.set)
+
+
 @contextlib.contextmanager
 def serving_pool(pool: Pool, **settings: object) -> Iterator[str]:
     """The address of a server over the pool, running in a thread."""
@@ -279,15 +306,14 @@ def serving_pool(pool: Pool, **settings: object) -> Iterator[str]:
     config = ServerConfig(**settings)  # type: ignore[arg-type]
     app = App(pool, config)
     http = bounded_protocol(config.header_timeout, config.max_headers)
-    server = uvicorn.Server(uvicorn.Config(app.guard, http=http, log_level="error", lifespan="on"))
+    server = _PromptServer(uvicorn.Config(app.guard, http=http, log_level="error", lifespan="on"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
-    while not server.started:
-        time.sleep(0.005)
+    assert server.is_up.wait(60)
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        server.should_exit = True
+        server.stop()
         thread.join()
         listener.close()
         app.close()

@@ -32,7 +32,7 @@ class Simulation:
         self.cost, self.weight = COSTS[cost], weight
         self.share, self.is_sure = share, is_sure
         self.pace = Pace(target=1e6)
-        memory, shadowed = (KVMemory((None,), (2000,), max_chunk=512, is_caching=False) for _ in range(2))
+        memory, shadowed = (KVMemory((None,), (200,), max_chunk=512, is_caching=False) for _ in range(2))
         self.policy = None
         if share is not None:
             self.policy = DraftPolicy(self.pace, Shadows(shadowed, 10_000), weight=0.8 * weight, max_tokens=256)

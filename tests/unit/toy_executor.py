@@ -4,6 +4,7 @@ given back too early changes the output, or reads a slot that was never written.
 
 from __future__ import annotations
 
+import functools
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -41,9 +42,9 @@ def digest(*parts: object) -> int:
     return zlib.crc32(repr(parts).encode())
 
 
-def view(tokens: Sequence[int]) -> int:
+def view(tokens: Sequence[int] | np.ndarray) -> int:
     """What the toy model takes in of the tokens that it sees."""
-    return zlib.crc32(np.array(tokens, np.int32).tobytes())
+    return zlib.crc32(np.ascontiguousarray(tokens, np.int32))
 
 
 def next_token(
@@ -67,13 +68,14 @@ def next_token(
 
 def banned_in(params: SampleArrays, row: int) -> set[int]:
     low, high = params.bias_offsets[row : row + 2]
-    banned = set(params.bias_ids[low:high][params.bias_values[low:high] <= -1e9].tolist())
+    banned = set(params.bias_ids[low:high][params.bias_values[low:high] <= -1e9].tolist()) if low < high else set()
     if params.masks is not None and params.mask_rows is not None and params.mask_rows[row] >= 0:
-        words = params.masks[params.mask_rows[row]]
-        banned |= {id for id in range(VOCAB) if not words[id // 32] >> np.uint32(id % 32) & 1}
+        allowed = int.from_bytes(params.masks[params.mask_rows[row]].astype("<u4").tobytes(), "little")
+        banned |= {id for id in range(VOCAB) if not allowed >> id & 1}
     return banned
 
 
+@functools.lru_cache(10_000)
 def ranking(views: tuple[int, ...]) -> list[tuple[int, float]]:
     """All tokens with what the toy model calls their logprobs, the likeliest first."""
     logprobs = [float(np.float32(-digest(views, id) / 2**32)) for id in range(VOCAB)]
@@ -110,7 +112,10 @@ class ToyPending:
             target = int(params.targets[row])
             ids.append(next_token(seen, params, row, mu, banned.get(row, ())) if target < 0 else target)
             mus.append(mu + (ids[-1] / 2 if params.mirostat_tau[row] > 0 else 0))
-        top = [ranking(seen)[: max(most, 0)] for seen in self.views] if most > 0 else []
+        # What a row did not ask for is a token that there is not.
+        unasked = [(-1, 0.0)] * max(most, 0)
+        asked = params.num_logprobs.tolist()
+        top = [ranking(seen)[:most] if n > 0 else unasked for seen, n in zip(self.views, asked, strict=True)]
         logprobs = np.array([-digest(seen, id) / 2**32 for seen, id in zip(self.views, ids, strict=True)], np.float32)
         top_ids = np.array([[id for id, _ in each] for each in top], np.int32).reshape(len(ids), -1)
         top_logprobs = np.array([[p for _, p in each] for each in top], np.float32).reshape(len(ids), -1)
@@ -123,7 +128,7 @@ class ToyPending:
 class ToyExecutor:
     def __init__(self, windows: Sequence[int | None], num_blocks: Sequence[int], max_tokens: int) -> None:
         self.windows = windows
-        self.memory = [np.full((count, BLOCK_TOKENS), -1) for count in num_blocks]
+        self.memory = [np.full((count, BLOCK_TOKENS), -1, np.int32) for count in num_blocks]
         self.max_tokens = max_tokens
         self.steps: list[Batch] = []
         self.fail_next = False
@@ -134,30 +139,26 @@ class ToyExecutor:
             raise RuntimeError("the toy broke")
         assert len(batch.ids) <= self.max_tokens
         self.steps.append(batch)
-        rows = self._rows(batch)
+        owners = np.repeat(np.arange(len(batch.seq_starts) - 1), np.diff(batch.seq_starts))
         for group, table in enumerate(batch.tables):
-            for row, (sequence, position) in enumerate(rows):
-                block = table[sequence, position // BLOCK_TOKENS]
-                assert block != NULL_BLOCK
-                self.memory[group][block, position % BLOCK_TOKENS] = batch.ids[row]
-        views = [self._views(batch, *rows[row]) for row in batch.logit_rows]
+            blocks = table[owners, batch.positions // BLOCK_TOKENS]
+            assert (blocks != NULL_BLOCK).all()
+            self.memory[group][blocks, batch.positions % BLOCK_TOKENS] = batch.ids
+        asked = zip(owners[batch.logit_rows].tolist(), batch.positions[batch.logit_rows].tolist(), strict=True)
+        views = [self._views(batch, *each) for each in asked]
         num_drawn = len(views) - batch.num_pooled
         return ToyPending(views[:num_drawn], views[num_drawn:])
-
-    def _rows(self, batch: Batch) -> list[tuple[int, int]]:
-        starts = batch.seq_starts
-        owners = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-        return list(zip(owners.tolist(), batch.positions.tolist(), strict=True))
 
     def _views(self, batch: Batch, sequence: int, position: int) -> tuple[int, ...]:
         views = []
         for group, window in enumerate(self.windows):
             first = 0 if window is None else max(0, position - window + 1)
-            where = np.arange(first, position + 1)
-            blocks = batch.tables[group][sequence, where // BLOCK_TOKENS]
-            assert (blocks != NULL_BLOCK).all()
-            seen = self.memory[group][blocks, where % BLOCK_TOKENS]
-            assert (seen >= 0).all()
+            first_block, last_block = first // BLOCK_TOKENS, position // BLOCK_TOKENS
+            blocks = batch.tables[group][sequence, first_block : last_block + 1]
+            assert NULL_BLOCK not in blocks.tolist()
+            start = first_block * BLOCK_TOKENS
+            seen = self.memory[group][blocks].reshape(-1)[first - start : position + 1 - start]
+            assert seen.min() >= 0
             views.append(view(seen))
         return tuple(views)
 

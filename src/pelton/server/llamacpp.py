@@ -50,23 +50,61 @@ class NotOffered(PeltonError):
 
 def dialect(models: Models) -> Dialect:
     """The dialect over these models."""
+    here = _Operations(models)
+    sse = ("text/event-stream",)
+    completion = wire.Completion | list[wire.Completion]
+    operations = (
+        post(
+            "/completion",
+            here.complete,
+            "Go on with a text, as llama.cpp",
+            wire.CompletionRequest,
+            completion,
+            streams=sse,
+        ),
+        post("/completions", here.complete, "The same as /completion", wire.CompletionRequest, completion, streams=sse),
+        post("/infill", here.infill, "Fill in between two texts", wire.InfillRequest, completion, streams=sse),
+        post("/embedding", here.embedding, "Embed texts, as llama.cpp", wire.EmbeddingRequest, list[wire.Embedding]),
+        post("/embeddings", here.embedding, "The same as /embedding", wire.EmbeddingRequest, list[wire.Embedding]),
+        post("/tokenize", here.tokenize, "A text's tokens", wire.TokenizeRequest, wire.Tokens),
+        post("/detokenize", here.detokenize, "The text of tokens", wire.DetokenizeRequest, wire.Content),
+        post("/apply-template", here.apply_template, "A chat as a text", wire.TemplateRequest, wire.Rendered),
+        get("/props", here.props, "What the model is", wire.Props),
+        get("/slots", here.slots, "Places for sequences", list[wire.Slot]),
+        *(
+            post(path, here.rank, "Not offered yet", is_offered=False)
+            for path in PATHS
+            if "rank" in path or "score" in path
+        ),
+    )
+    return Dialect(operations=operations, prefixes=PATHS, error_body=error_body, error=wire.LlamaError)
 
-    async def complete(http: HTTPRequest) -> ASGIApp:
+
+class _Operations:
+    """What each operation does: gets the request, gives the answer."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def complete(self, http: HTTPRequest) -> ASGIApp:
+        """Go on with texts."""
         body, extras = await read(http, wire.CompletionRequest)
-        async with using(models, http, name := await models.named(body.model)) as service:
+        async with using(self._models, http, name := await self._models.named(body.model)) as service:
             prompts = await unless_gone(http, _encoded(service, body.prompt))
-            return await _answer(models, http, service, name, body, extras, prompts)
+            return await _answer(self._models, http, service, name, body, extras, prompts)
 
-    async def infill(http: HTTPRequest) -> ASGIApp:
+    async def infill(self, http: HTTPRequest) -> ASGIApp:
+        """Fill in between two texts."""
         body, extras = await read(http, wire.InfillRequest)
         if not isinstance(body.prompt, str):
             raise InvalidRequest("prompt: a text, with which the middle begins", param="prompt")
         files = [(each.filename, each.text) for each in body.input_extra]
-        async with using(models, http, name := await models.named(body.model)) as service:
+        async with using(self._models, http, name := await self._models.named(body.model)) as service:
             encoding = service.encode_infill(body.input_prefix, body.input_suffix, body.prompt, files)
-            return await _answer(models, http, service, name, body, extras, [await unless_gone(http, encoding)])
+            return await _answer(self._models, http, service, name, body, extras, [await unless_gone(http, encoding)])
 
-    async def embedding(http: HTTPRequest) -> Response:
+    async def embedding(self, http: HTTPRequest) -> Response:
+        """Embed texts."""
         body, extras = await read(http, wire.EmbeddingRequest)
         if body.embd_normalize not in (-1, 2):
             message = f"embd_normalize is {body.embd_normalize}: -1 (as it is) and 2 (Euclidean) are offered"
@@ -76,35 +114,38 @@ def dialect(models: Models) -> Dialect:
         inputs = inputs_of(given or [], "content" if body.input is None else "input")
         base = Request(
             id=f"embd-{secrets.token_hex(12)}",
-            model=(name := await models.named(body.model)),
+            model=(name := await self._models.named(body.model)),
             embedding=EmbeddingParams(pooling=body.pooling, is_normalized=body.embd_normalize == 2),
             priority=body.priority or 0,
             timeout=body.timeout,
             queue_timeout=body.queue_timeout,
             cache_salt=body.cache_salt or "",
         )
-        async with using(models, http, name) as service:
-            embedded = await embed_all(models, http, service, base, inputs)
+        async with using(self._models, http, name) as service:
+            embedded = await embed_all(self._models, http, service, base, inputs)
         vectors = enumerate(map(floats, embedded.vectors))
         return JSON([wire.Embedding(index=i, embedding=[each], ignored_params=ignored) for i, each in vectors])
 
-    async def tokenize(http: HTTPRequest) -> Response:
+    async def tokenize(self, http: HTTPRequest) -> Response:
+        """A text's tokens."""
         body, extras = await read(http, wire.TokenizeRequest)
-        async with using(models, http, await models.named(body.model)) as service:
+        async with using(self._models, http, await self._models.named(body.model)) as service:
             ids = await service.encode_text(body.content, add_special=body.add_special, is_marked=body.parse_special)
             pieces = [wire.Piece(id=id, piece=_piece(service.tokenizer.token_bytes(id))) for id in ids]
         return JSON(wire.Tokens(tokens=[*pieces] if body.with_pieces else [*ids], ignored_params=_listed(extras)))
 
-    async def detokenize(http: HTTPRequest) -> Response:
+    async def detokenize(self, http: HTTPRequest) -> Response:
+        """The text of tokens."""
         body, extras = await read(http, wire.DetokenizeRequest)
-        async with using(models, http, await models.named(body.model)) as service:
+        async with using(self._models, http, await self._models.named(body.model)) as service:
             check_ids(body.tokens, service.vocab_size, "tokens")
             text = service.tokenizer.decode(body.tokens, skip_special=False)
         return JSON(wire.Content(content=text, ignored_params=_listed(extras)))
 
-    async def apply_template(http: HTTPRequest) -> Response:
+    async def apply_template(self, http: HTTPRequest) -> Response:
+        """A chat as its template writes it."""
         body, extras = await read(http, wire.TemplateRequest)
-        name = await models.named(body.model)
+        name = await self._models.named(body.model)
         request = Request(
             id="",
             model=name,
@@ -113,43 +154,27 @@ def dialect(models: Models) -> Dialect:
             add_generation_prompt=body.add_generation_prompt,
             template_kwargs=body.chat_template_kwargs or {},
         )
-        async with using(models, http, name) as service:
+        async with using(self._models, http, name) as service:
             return JSON(wire.Rendered(prompt=await service.render(request), ignored_params=_listed(extras)))
 
-    async def props(http: HTTPRequest) -> Response:
-        name = await models.named(http.query_params.get("model"))
-        async with using(models, http, name) as service:
+    async def props(self, http: HTTPRequest) -> Response:
+        """What the model is."""
+        name = await self._models.named(http.query_params.get("model"))
+        async with using(self._models, http, name) as service:
             return JSON(_props(name, service))
 
-    async def slots(http: HTTPRequest) -> Response:
-        async with using(models, http, await models.named(http.query_params.get("model"))) as service:
+    async def slots(self, http: HTTPRequest) -> Response:
+        """Places for sequences, and how many are taken."""
+        async with using(self._models, http, await self._models.named(http.query_params.get("model"))) as service:
             running = service.engine.counters.num_running
             total, context = service.engine.info.max_sequences, service.context
         if http.query_params.get("fail_on_no_slot") == "1" and running >= total:
             raise Unavailable("no slot is free")
         return JSON([wire.Slot(id=i, n_ctx=context, is_processing=i < running) for i in range(total)])
 
-    async def rank(http: HTTPRequest) -> NoReturn:
+    async def rank(self, http: HTTPRequest) -> NoReturn:
+        """Say why not."""
         raise NotOffered("ranking needs a model that scores pairs of texts, and Pelton runs none yet")
-
-    sse = ("text/event-stream",)
-    completion = wire.Completion | list[wire.Completion]
-    operations = (
-        post(
-            "/completion", complete, "Go on with a text, as llama.cpp", wire.CompletionRequest, completion, streams=sse
-        ),
-        post("/completions", complete, "The same as /completion", wire.CompletionRequest, completion, streams=sse),
-        post("/infill", infill, "Fill in between two texts", wire.InfillRequest, completion, streams=sse),
-        post("/embedding", embedding, "Embed texts, as llama.cpp", wire.EmbeddingRequest, list[wire.Embedding]),
-        post("/embeddings", embedding, "The same as /embedding", wire.EmbeddingRequest, list[wire.Embedding]),
-        post("/tokenize", tokenize, "A text's tokens", wire.TokenizeRequest, wire.Tokens),
-        post("/detokenize", detokenize, "The text of tokens", wire.DetokenizeRequest, wire.Content),
-        post("/apply-template", apply_template, "A chat as a text", wire.TemplateRequest, wire.Rendered),
-        get("/props", props, "What the model is", wire.Props),
-        get("/slots", slots, "Places for sequences", list[wire.Slot]),
-        *(post(path, rank, "Not offered yet", is_offered=False) for path in PATHS if "rank" in path or "score" in path),
-    )
-    return Dialect(operations=operations, prefixes=PATHS, error_body=error_body, error=wire.LlamaError)
 
 
 async def _answer(

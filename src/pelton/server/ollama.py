@@ -34,67 +34,11 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = dict.fromkeys(("width", "height", "ste
 
 def dialect(models: Models) -> Dialect:
     """The dialect over these models."""
-
-    async def run_chat(http: HTTPRequest) -> ASGIApp:
-        body, extras = await read(http, wire.OllamaChatRequest)
-        base = asked(body)
-        reply = ChatReply(body, ignored_params(extras | base.ignored, NOT_OFFERED))
-        if not body.messages:
-            return await idle(http, body, reply)
-        request = chat(base.request, body)
-
-        async def prepare(service: Service) -> Request:
-            return request
-
-        return await run(http, body, base.context, reply, prepare)
-
-    async def run_generate(http: HTTPRequest) -> ASGIApp:
-        body, extras = await read(http, wire.OllamaGenerateRequest)
-        refuse_images(body.images, "images")
-        _check(body)
-        base = asked(body)
-        ignored = base.ignored | ({"system": True} if body.context and body.system else {})
-        reply = GenerateReply(body, ignored_params(extras | ignored, NOT_OFFERED))
-        if not body.prompt and not body.suffix:
-            return await idle(http, body, reply)
-
-        async def prepare(service: Service) -> Request:
-            request, ids = await prompted(service, base.request, body)
-            reply.prompt_ids = None if body.raw or body.suffix else ids
-            return request
-
-        return await run(http, body, base.context, reply, prepare)
-
-    async def run(
-        http: HTTPRequest,
-        body: wire.Common,
-        context: int | None,
-        reply: Reply,
-        prepare: Callable[[Service], Awaitable[Request]],
-    ) -> ASGIApp:
-        asked_at = time.perf_counter()
-        async with using(models, http, body.model, keep_alive=keep_alive(body.keep_alive)) as service:
-            reply.loaded_at = time.perf_counter()
-            reply.load_seconds = reply.loaded_at - asked_at
-            reply.warnings = check_context(context, service.context)
-            request = await unless_gone(http, prepare(service))
-            return await answer(models, http, reply, [request], media_type=LINES)
-
-    async def idle(http: HTTPRequest, body: wire.Common, reply: Reply) -> ASGIApp:
-        """Without a prompt a request loads its model, or unloads it where it is to stay for no time."""
-        if keep_alive(body.keep_alive) == 0:
-            current().require("models")
-            await models.model(body.model)
-            with suppress(ModelNotFound):  # it is not loaded
-                await unless_gone(http, models.pool_for(body.model).unload(body.model))
-            return JSON(reply.idle("unload"))
-        async with using(models, http, body.model, keep_alive=keep_alive(body.keep_alive)):
-            return JSON(reply.idle("load"))
-
+    here = _Operations(models)
     operations = (
         post(
             "/api/generate",
-            run_generate,
+            here.generate,
             "Answer a prompt, in Ollama's form",
             wire.OllamaGenerateRequest,
             wire.OllamaGeneration,
@@ -102,7 +46,7 @@ def dialect(models: Models) -> Dialect:
         ),
         post(
             "/api/chat",
-            run_chat,
+            here.chat,
             "Answer a chat, in Ollama's form",
             wire.OllamaChatRequest,
             wire.OllamaChatAnswer,
@@ -112,6 +56,72 @@ def dialect(models: Models) -> Dialect:
         *ollama_models.operations(models),
     )
     return Dialect(operations=operations, prefixes=("/api",), error_body=error_body, error=wire.OllamaError)
+
+
+class _Operations:
+    """What each operation does: gets the request, gives the answer."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def chat(self, http: HTTPRequest) -> ASGIApp:
+        """Answer a chat."""
+        body, extras = await read(http, wire.OllamaChatRequest)
+        base = asked(body)
+        reply = ChatReply(body, ignored_params(extras | base.ignored, NOT_OFFERED))
+        if not body.messages:
+            return await self._idle(http, body, reply)
+        request = chat(base.request, body)
+
+        async def prepare(service: Service) -> Request:
+            return request
+
+        return await self._run(http, body, base.context, reply, prepare)
+
+    async def generate(self, http: HTTPRequest) -> ASGIApp:
+        """Answer a prompt."""
+        body, extras = await read(http, wire.OllamaGenerateRequest)
+        refuse_images(body.images, "images")
+        _check(body)
+        base = asked(body)
+        ignored = base.ignored | ({"system": True} if body.context and body.system else {})
+        reply = GenerateReply(body, ignored_params(extras | ignored, NOT_OFFERED))
+        if not body.prompt and not body.suffix:
+            return await self._idle(http, body, reply)
+
+        async def prepare(service: Service) -> Request:
+            request, ids = await prompted(service, base.request, body)
+            reply.prompt_ids = None if body.raw or body.suffix else ids
+            return request
+
+        return await self._run(http, body, base.context, reply, prepare)
+
+    async def _run(
+        self,
+        http: HTTPRequest,
+        body: wire.Common,
+        context: int | None,
+        reply: Reply,
+        prepare: Callable[[Service], Awaitable[Request]],
+    ) -> ASGIApp:
+        asked_at = time.perf_counter()
+        async with using(self._models, http, body.model, keep_alive=keep_alive(body.keep_alive)) as service:
+            reply.loaded_at = time.perf_counter()
+            reply.load_seconds = reply.loaded_at - asked_at
+            reply.warnings = check_context(context, service.context)
+            request = await unless_gone(http, prepare(service))
+            return await answer(self._models, http, reply, [request], media_type=LINES)
+
+    async def _idle(self, http: HTTPRequest, body: wire.Common, reply: Reply) -> ASGIApp:
+        """Without a prompt a request loads its model, or unloads it where it is to stay for no time."""
+        if keep_alive(body.keep_alive) == 0:
+            current().require("models")
+            await self._models.model(body.model)
+            with suppress(ModelNotFound):  # it is not loaded
+                await unless_gone(http, self._models.pool_for(body.model).unload(body.model))
+            return JSON(reply.idle("unload"))
+        async with using(self._models, http, body.model, keep_alive=keep_alive(body.keep_alive)):
+            return JSON(reply.idle("load"))
 
 
 def _check(body: wire.OllamaGenerateRequest) -> None:

@@ -30,8 +30,40 @@ from pelton.server.wire import JSON, read
 
 def dialect(models: Models, *more: Operation) -> Dialect:
     """The dialect over these models, with `more` of its operations."""
+    here = _Operations(models)
+    operations = (
+        post(
+            "/v1/chat/completions",
+            here.chat,
+            "Answer a chat",
+            wire.ChatRequest,
+            wire.Answer[wire.ChatChoice],
+            streams=("text/event-stream",),
+        ),
+        post(
+            "/v1/completions",
+            here.completions,
+            "Go on with a text",
+            wire.CompletionRequest,
+            wire.Answer[wire.CompletionChoice],
+            streams=("text/event-stream",),
+        ),
+        openai_embeddings.operation(models),
+        get("/v1/models", here.listing, "List the models", wire.ModelList),
+        get("/v1/models/{name:path}", here.model, "Show one model", wire.ModelCard),
+        *more,
+    )
+    return Dialect(operations=operations, prefixes=("/v1",), error_body=error_body, error=wire.ErrorAnswer)
 
-    async def chat(http: HTTPRequest) -> ASGIApp:
+
+class _Operations:
+    """What each operation does: gets the request, gives the answer."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def chat(self, http: HTTPRequest) -> ASGIApp:
+        """Answer a chat."""
         body, extras = await read(http, wire.ChatRequest)
         check_metadata(body.metadata)
         continues, tier = _continues(body), tier_of(body)
@@ -59,9 +91,10 @@ def dialect(models: Models, *more: Operation) -> Dialect:
         reply = ChatReply(request.id, body, extras | _unkept(body), wants_logprobs=bool(body.logprobs))
         if body.service_tier is not None:
             reply.service_tier = tier.name
-        return await answer(models, http, reply, [request])
+        return await answer(self._models, http, reply, [request])
 
-    async def completions(http: HTTPRequest) -> ASGIApp:
+    async def completions(self, http: HTTPRequest) -> ASGIApp:
+        """Go on with a text."""
         body, extras = await read(http, wire.CompletionRequest)
         chosen = _sampling(body, body.max_tokens if body.max_tokens is not None else 16, body.logprobs)
         if body.echo and body.logprobs is not None:
@@ -84,39 +117,17 @@ def dialect(models: Models, *more: Operation) -> Dialect:
             user=body.user,
         )
         reply = CompletionReply(base.id, body, extras, wants_logprobs=body.logprobs is not None)
-        return await answer(models, http, reply, _prompts(base, body.prompt))
+        return await answer(self._models, http, reply, _prompts(base, body.prompt))
 
-    async def listing(_: HTTPRequest) -> Response:
-        cards = [_card(card) for card in await models.models()]
+    async def listing(self, _: HTTPRequest) -> Response:
+        """The models there are."""
+        cards = [_card(card) for card in await self._models.models()]
         first, last = (cards[0].id, cards[-1].id) if cards else (None, None)
         return JSON(wire.ModelList(data=cards, first_id=first, last_id=last))
 
-    async def model(http: HTTPRequest) -> Response:
-        return JSON(_card(await models.model(http.path_params["name"])))
-
-    operations = (
-        post(
-            "/v1/chat/completions",
-            chat,
-            "Answer a chat",
-            wire.ChatRequest,
-            wire.Answer[wire.ChatChoice],
-            streams=("text/event-stream",),
-        ),
-        post(
-            "/v1/completions",
-            completions,
-            "Go on with a text",
-            wire.CompletionRequest,
-            wire.Answer[wire.CompletionChoice],
-            streams=("text/event-stream",),
-        ),
-        openai_embeddings.operation(models),
-        get("/v1/models", listing, "List the models", wire.ModelList),
-        get("/v1/models/{name:path}", model, "Show one model", wire.ModelCard),
-        *more,
-    )
-    return Dialect(operations=operations, prefixes=("/v1",), error_body=error_body, error=wire.ErrorAnswer)
+    async def model(self, http: HTTPRequest) -> Response:
+        """One of them."""
+        return JSON(_card(await self._models.model(http.path_params["name"])))
 
 
 _LIMITS = {"max_completion_tokens", "max_output_tokens"}

@@ -26,15 +26,47 @@ PATHS = ("/generate", "/generate_stream", "/info")
 
 def dialect(models: Models) -> Dialect:
     """The dialect over these models."""
+    here = _Operations(models)
+    operations = (
+        post(
+            "/generate",
+            here.generate,
+            "Go on with a text, as text-generation-inference",
+            wire.GenerateRequest,
+            wire.Generated,
+        ),
+        post(
+            "/generate_stream",
+            here.generate_stream,
+            "The same, token by token",
+            wire.GenerateRequest,
+            streams=("text/event-stream",),
+        ),
+        get("/info", here.info, "What the server can", wire.Info),
+    )
+    return Dialect(
+        operations=operations,
+        prefixes=PATHS,
+        error_body=error_body,
+        error=wire.TGIError,
+        error_status=error_status,
+    )
 
-    async def run(http: HTTPRequest, *, is_stream: bool) -> ASGIApp:
+
+class _Operations:
+    """What each operation does: gets the request, gives the answer."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def _run(self, http: HTTPRequest, *, is_stream: bool) -> ASGIApp:
         body, extras = await read(http, wire.GenerateRequest)
         asked = body.parameters
         if is_stream and asked.decoder_input_details:
             raise InvalidRequest("decoder_input_details are not part of a stream", param="parameters")
         if is_stream and (asked.best_of or 1) > 1:
             raise InvalidRequest("best_of cannot be streamed: the best is known only at the end", param="parameters")
-        async with using(models, http, name := await models.named(body.model)) as service:
+        async with using(self._models, http, name := await self._models.named(body.model)) as service:
             ids = await unless_gone(http, service.encode_text(body.inputs, add_special=True, is_marked=True))
             request = Request(
                 id=f"tgi-{secrets.token_hex(12)}",
@@ -44,17 +76,20 @@ def dialect(models: Models) -> Dialect:
                 grammar=_grammar(asked.grammar),
             )
             reply = TGIReply(body, extras, request, is_stream=is_stream)
-            return await answer(models, http, reply, [request])
+            return await answer(self._models, http, reply, [request])
 
-    async def generate(http: HTTPRequest) -> ASGIApp:
-        return await run(http, is_stream=False)
+    async def generate(self, http: HTTPRequest) -> ASGIApp:
+        """Go on with a text."""
+        return await self._run(http, is_stream=False)
 
-    async def generate_stream(http: HTTPRequest) -> ASGIApp:
-        return await run(http, is_stream=True)
+    async def generate_stream(self, http: HTTPRequest) -> ASGIApp:
+        """The same, token by token."""
+        return await self._run(http, is_stream=True)
 
-    async def info(http: HTTPRequest) -> Response:
-        name = await models.named(http.query_params.get("model"))
-        async with using(models, http, name) as service:
+    async def info(self, http: HTTPRequest) -> Response:
+        """What the server can."""
+        name = await self._models.named(http.query_params.get("model"))
+        async with using(self._models, http, name) as service:
             told = wire.Info(
                 model_id=name,
                 model_sha=service.fingerprint,
@@ -66,31 +101,6 @@ def dialect(models: Models) -> Dialect:
                 version=__version__,
             )
         return JSON(told)
-
-    operations = (
-        post(
-            "/generate",
-            generate,
-            "Go on with a text, as text-generation-inference",
-            wire.GenerateRequest,
-            wire.Generated,
-        ),
-        post(
-            "/generate_stream",
-            generate_stream,
-            "The same, token by token",
-            wire.GenerateRequest,
-            streams=("text/event-stream",),
-        ),
-        get("/info", info, "What the server can", wire.Info),
-    )
-    return Dialect(
-        operations=operations,
-        prefixes=PATHS,
-        error_body=error_body,
-        error=wire.TGIError,
-        error_status=error_status,
-    )
 
 
 def _last(ids: Sequence[int], count: int | None) -> tuple[int, ...]:
