@@ -132,6 +132,8 @@ def test_a_thread_goes_on_without_old_instructions_and_survives_a_restart(servic
         referred = [{"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "Why?"}]
         client.responses.create(model="scripted", input=referred)
         assert [each.content for each in service.requests[-1].messages] == ["Hello 🦙", "Why?"]
+        with pytest.raises(openai.BadRequestError, match="twice"):
+            client.responses.create(model="scripted", input=referred, previous_response_id=first.id)
         client.responses.delete(first.id)
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(first.id)
@@ -435,11 +437,11 @@ def test_a_key_sees_its_own(service, file, tmp_path):
 
 
 def test_stores_are_bounded(service, file):
-    with serving(service, store=str(file), responses_size=8000) as url, client_of(url) as client:
-        ids = [client.responses.create(**ASK).id for _ in range(12)]
+    with serving(service, store=str(file), responses_size=5000) as url, client_of(url) as client:
+        ids = [client.responses.create(**ASK).id for _ in range(7)]
         kept = [id for id in ids if httpx.get(f"{url}/v1/responses/{id}").status_code == 200]
         assert kept == ids[-len(kept) :]
-        assert 1 < len(kept) < 12
+        assert 1 < len(kept) < 7
         made = client.responses.create(model="scripted", input="x" * 9000)
         assert made.model_extra["store"] is False
         assert "could not be stored" in made.model_extra["warnings"][0]

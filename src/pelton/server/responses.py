@@ -102,24 +102,28 @@ class Responses:
         """The items of the thread before, and the request's own."""
         previous = body.previous_response_id
         before = [] if previous is None else await self._stored.previous(previous)
-        known = {each.id: each for each in before}
+        there = {each.id: each for each in before}
         given = body.input if isinstance(body.input, list) else []
-        referred = {
-            item.id for item in given if item.id is not None and item.role is None and item.type in _REFERENCES
-        } - known.keys()
+        referred = {each.id for each in given if each.id and not each.role and each.type in _REFERENCES} - there.keys()
         if len(referred) > MAX_REFERENCES:
             message = f"input refers to {len(referred)} items, over {MAX_REFERENCES}: go on with previous_response_id"
             raise InvalidRequest(message, param="input")
         for each in referred:
-            if each not in known:
-                known |= await self._items_beside(each)
+            if each not in there:
+                there |= await self._items_beside(each)
 
         def find(item: str) -> wire.Item:
-            if item not in known:
+            if item not in there:
                 raise InvalidRequest(f"input: there is no item {item[:200]!r}, or not any more", param="input")
-            return known[item]
+            return there[item]
 
-        return before, items(body.input, id, find)
+        own = items(body.input, id, find)
+        seen = {each.id for each in before}
+        for item in own:
+            if item.id in seen:
+                raise InvalidRequest(f"input: the item {item.id!r} is there twice, or in the thread", param="input")
+            seen.add(item.id)
+        return before, own
 
     async def _items_beside(self, item: str) -> dict[str, wire.Item]:
         """All items of the response that a stored item belongs to."""

@@ -18,7 +18,7 @@ from pelton.server.responses_types import Item, OutputItem, Response, ResponseEr
 from pelton.server.store import Connection, Store
 
 MAX_ROWS = 100_000
-MAX_THREAD = 64 << 20
+MAX_THREAD = 32 << 20
 """Bytes of all that is stored of one thread of responses."""
 MAX_TURNS = 10_000
 """Responses of one thread."""

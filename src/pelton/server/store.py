@@ -109,7 +109,10 @@ class Store:
             with self._usable():
                 return self._transact(work)
 
-        return self._thread.submit(run)
+        try:
+            return self._thread.submit(run)
+        except RuntimeError:  # it is closed
+            raise Unavailable("the server has ended") from None
 
     async def written(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """`write`, awaited."""
