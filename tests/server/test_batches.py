@@ -273,7 +273,7 @@ def test_a_batch_is_its_keys(store, url, service):
     with client_of(url, text) as client, client_of(url, other) as bob:
         batch = wait(client, begin(client, GOOD).id)
         assert batch.request_counts.completed == 1
-        assert service.requests[0].tenant == ada.id
+        assert service.requests[0].tenant == f"background of {ada.id}"
         for ask in (bob.batches.retrieve, bob.batches.cancel):
             with pytest.raises(openai.NotFoundError):
                 ask(batch.id)

@@ -305,7 +305,7 @@ class Engine:
         self._processors.check(request.sampling.logits_processors)
         if request.pin_ttl:
             self._pins.check(request)
-        if self.scheduler.is_full(len(request.prompt_ids)):
+        if self.scheduler.is_full(len(request.prompt_ids), request.priority):
             count, num_tokens = self.scheduler.num_waiting, self.scheduler.num_waiting_tokens
             raise Overloaded(
                 f"{count} requests with {num_tokens} prompt tokens are waiting; try again later",

@@ -8,6 +8,8 @@
   Prefill chunks fill the rest, beside decodes only as far as the step is predicted to keep to the target (`pace`). A
   quarter of it is the oldest prefill's, so that it gets on whatever comes; what remains goes to the shortest first,
   so that a short prompt does not wait for the end of a huge one.
+- What runs in the background gets steps of its own: while others run it keeps its blocks and stands still, and none
+  of it is admitted. Its prompts are cut as beside streams, so that whoever comes waits for no long step.
 - When blocks run out, the youngest sequence of the worst priority is preempted: it gives everything back, waits, and is
   computed again later (out of the prefix cache, if its blocks are still there), or copied to host memory and back
   where that is faster. Its output so far stays its output.
@@ -31,6 +33,7 @@ from pelton.engine.tiers import DiskTier, Place
 from pelton.engine.waiting import WaitingQueue
 from pelton.engine.work import Work
 from pelton.ops.data import BLOCK_TOKENS
+from pelton.request import BACKGROUND
 
 PROBE = 16
 """After so many steps with prefill there is one of decodes alone, so that it stays known what those cost, where the
@@ -103,13 +106,25 @@ class Scheduler:
         """Tokens of their prompts."""
         return self.waiting.num_tokens + sum(sequence.num_prompt for sequence in self.loading)
 
-    def is_full(self, num_tokens: int) -> bool:
-        """Would a sequence with a prompt of so many tokens exceed the queue?"""
-        num_queued = self.num_waiting - max(0, self.max_sequences - self._num_slots())
+    def is_full(self, num_tokens: int, priority: int = 0) -> bool:
+        """Would a sequence with a prompt of so many tokens exceed the queue? The background is in nobody else's way."""
+        is_last = priority >= BACKGROUND
+        behind = [] if is_last else self.waiting.at(BACKGROUND)
+        running = self.running if is_last else self._foreground
+        num_free = self.max_sequences - sum(sequence.num_slots for sequence in running)
+        num_queued = self.num_waiting - len(behind) - max(0, num_free)
         if num_queued < 0:
             return False
-        is_long = num_queued > 0 and self.num_waiting_tokens + num_tokens > self.max_queue_tokens
+        num_waiting_tokens = self.num_waiting_tokens - sum(sequence.num_prompt for sequence in behind)
+        is_long = num_queued > 0 and num_waiting_tokens + num_tokens > self.max_queue_tokens
         return num_queued >= self.max_queue or is_long
+
+    @property
+    def _foreground(self) -> list[Sequence]:
+        """Those of `running` that others have asked for than the background."""
+        if not self.running or self.running[-1].rank < BACKGROUND:
+            return self.running
+        return [sequence for sequence in self.running if sequence.rank < BACKGROUND]
 
     def seconds_to_serve(self) -> float:
         """About how long it takes until all that waits now has begun: its prompts, and the answers before it."""
@@ -134,13 +149,11 @@ class Scheduler:
             return steady if self.speculation is None else self._drafted(steady, self.speculation)
         work = Work()
         self._admit(work)
-        prefills: list[Sequence] = []
-        for sequence in list(self.running):
-            num_new = sequence.num_new
-            if sequence.children or num_new > 1:
-                prefills.append(sequence)
-            elif num_new and len(work.chunks) < self.max_tokens:
-                self._give_chunk(work, sequence, 1)
+        awake = self._foreground or self.running
+        prefills = self._give_decodes(work, awake)
+        if awake is not self.running and not work.chunks and not prefills:
+            awake = self.running  # the others wait for something else than a step
+            prefills = self._give_decodes(work, awake)
         self._num_mixed += 1
         if not prefills or (work.chunks and not self.pace.target and self._num_mixed > PROBE):
             self._num_mixed = 0
@@ -154,10 +167,21 @@ class Scheduler:
         work.num_bytes = self.memory.num_bytes(work.moves)
         is_plain = not work.moves and work.drafting is None
         # One that stands still for want of memory is to be looked at again in each step.
-        is_complete = 0 < len(work.chunks) == len(self.running)
-        work.is_steady = is_plain and is_complete and all(map(_goes_on, self.running))
+        is_complete = 0 < len(work.chunks) == len(awake)
+        work.is_steady = is_plain and is_complete and all(map(_goes_on, awake))
         self._steady = work if work.is_steady else None
         return work
+
+    def _give_decodes(self, work: Work, awake: list[Sequence]) -> list[Sequence]:
+        """Put those into the step that have one token to compute; the others are returned."""
+        prefills: list[Sequence] = []
+        for sequence in list(awake):
+            num_new = sequence.num_new
+            if sequence.children or num_new > 1:
+                prefills.append(sequence)
+            elif num_new and len(work.chunks) < self.max_tokens:
+                self._give_chunk(work, sequence, 1)
+        return prefills
 
     def _can_repeat(self, work: Work) -> bool:
         """Is the next step the same as the last one, which was `work`? Then its sequences have the blocks for it."""
@@ -233,7 +257,7 @@ class Scheduler:
 
     def _spare_seconds(self, work: Work) -> float:
         """What prefills may add to the time of a step with these decodes."""
-        if not work.chunks:
+        if not work.chunks and self._foreground:
             return math.inf
         return self.pace.spare(work.shape, self.memory.num_bytes(self.memory.moves))
 
@@ -248,6 +272,8 @@ class Scheduler:
     def _admit(self, work: Work) -> None:
         while self.waiting:
             sequence = self.waiting.first()
+            if sequence.rank >= BACKGROUND and self._foreground:
+                break
             match = self._make_room(work, sequence)
             if match is None:
                 break

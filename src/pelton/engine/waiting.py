@@ -5,6 +5,7 @@
   Then the tenants share by tokens (`fairness`), each of them first come, first served.
 - However many urgent requests come: once `patience` tokens were computed since a priority's last turn while it had
   sequences waiting, the next turn is its. What is admitted so is not displaced by a better priority any more.
+- The background has no such turn: it waits until nobody else does.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 
 from pelton.engine.fairness import Shares
 from pelton.engine.sequence import URGENT, Sequence
+from pelton.request import BACKGROUND
 
 
 class _Level:
@@ -54,6 +56,10 @@ class WaitingQueue:
         """In no order that matters but within a tenant of a priority."""
         for rank in sorted(self._levels):
             yield from self._levels[rank]
+
+    def at(self, rank: int) -> list[Sequence]:
+        """Those that wait at one priority."""
+        return list(self._levels[rank]) if rank in self._levels else []
 
     def add(self, sequence: Sequence) -> None:
         """A new sequence: the youngest."""
@@ -102,7 +108,11 @@ class WaitingQueue:
 
     def _next_rank(self) -> int:
         """The priority that is overdue longest, or else the best one."""
-        late = [(level.deadline, rank) for rank, level in self._levels.items() if level.deadline <= self.num_computed]
+        late = [
+            (level.deadline, rank)
+            for rank, level in self._levels.items()
+            if level.deadline <= self.num_computed and rank < BACKGROUND
+        ]
         return min(late)[1] if late else min(self._levels)
 
     def _level(self, sequence: Sequence) -> _Level:

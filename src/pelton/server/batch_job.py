@@ -234,11 +234,12 @@ def _new_id() -> str:
 
 def _refused(given: InputLine) -> Reply | None:
     """What is answered to a request that no batch runs."""
-    if not msgspec.json.decode(given.body, type=LineBody).stream:
+    asked = msgspec.json.decode(given.body, type=LineBody)
+    name = "stream" if asked.stream else "background" if asked.background else None
+    if name is None:
         return None
-    error = InvalidRequest(
-        "stream: true has no meaning in a batch: its answers are read when it is over", param="stream"
-    )
+    message = f"{name}: true has no meaning in a batch: its answers are read when it is over"
+    error = InvalidRequest(message, param=name)
     return Reply(error.status, msgspec.json.encode(error_body(error)))
 
 

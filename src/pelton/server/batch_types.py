@@ -12,10 +12,6 @@ Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 WINDOW_SECONDS = 24 * 3600
 """The completion window, of which there is one."""
-Metadata = Annotated[
-    dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
-    msgspec.Meta(max_length=16),
-]
 
 
 class BatchRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +20,7 @@ class BatchRequest(msgspec.Struct, frozen=True, kw_only=True):
     input_file_id: Annotated[str, msgspec.Meta(max_length=100)]
     endpoint: Endpoint
     completion_window: Literal["24h"]
-    metadata: Metadata | None = None
+    metadata: dict[str, str] | None = None
     output_expires_after: ExpiresAfter | None = None
 
 
@@ -124,6 +120,7 @@ class LineBody(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     stream: bool | None = None
+    background: bool | None = None
 
 
 class LineResponse(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from pelton.server.batch_store import BatchStore
 from pelton.server.batch_types import Batch, BatchQuery, BatchRequest
 from pelton.server.context import current
 from pelton.server.file_types import Page, page
+from pelton.server.openai_account import check_metadata
 from pelton.server.operation import Operation, get, post
 from pelton.server.wire import JSON, read, read_query
 
@@ -28,6 +29,7 @@ def operations(batches: BatchStore | None, wake: Callable[[], None]) -> tuple[Op
     async def create(http: HTTPRequest) -> Response:
         body, unknown = await read(http, BatchRequest)
         current().refuse_ignored(sorted(unknown))
+        check_metadata(body.metadata)
         batch = await there().create(body, current().key.id)
         wake()
         return JSON(batch)

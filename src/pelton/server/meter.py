@@ -194,6 +194,7 @@ def in_background(request: Request) -> Request:
     return msgspec.structs.replace(
         request,
         priority=BACKGROUND,
+        tenant=f"background of {request.tenant or request.user or ''}",  # what it gets is not held against its owner
         timeout=math.inf if request.timeout is None else request.timeout,
         queue_timeout=math.inf if request.queue_timeout is None else request.queue_timeout,
     )
