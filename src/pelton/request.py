@@ -17,7 +17,7 @@ AnswerReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 """Why a choice ended, as clients are told: `tool_calls`, where the model's turn ended and it has called tools."""
 
 
-BACKGROUND = 1 << 31
+IDLE = 1 << 31
 """The priority of what runs on what nobody else needs: the worst that there is."""
 
 Pooling = Literal["last", "mean", "cls"]

@@ -24,7 +24,7 @@ from pelton.engine.client import error_of
 from pelton.engine.protocol import Counters, EngineInfo, PinInfo, Vocabulary
 from pelton.errors import ContextLengthExceeded, InvalidRequest
 from pelton.request import (
-    BACKGROUND,
+    IDLE,
     EmbeddingParams,
     EngineRequest,
     ErrorEvent,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pelton.hub.preset import Preset
     from pelton.text.tokenizer import Tokenizer
 
-MAX_PRIORITY = BACKGROUND
+MAX_PRIORITY = IDLE
 MIN_TIMEOUT = 0.001
 MIN_TTL, MAX_TTL = 1, 7 * 24 * 3600
 """Seconds that a prompt may be pinned."""

@@ -183,7 +183,9 @@ class ScriptedPool:
     """`keep_alive` of each use."""
 
     @contextlib.asynccontextmanager
-    async def use(self, name: str, *, keep_alive: float | None = None) -> AsyncIterator[ScriptedService]:
+    async def use(
+        self, name: str, *, keep_alive: float | None = None, is_idle_priority: bool = False
+    ) -> AsyncIterator[ScriptedService]:
         await self.model(name)
         self.kept.append(keep_alive)
         self.num_users += 1
@@ -191,6 +193,10 @@ class ScriptedPool:
             yield self.service
         finally:
             self.num_users -= 1
+
+    async def until_leaving(self, name: str) -> None:
+        while name not in self.unloaded:
+            await asyncio.sleep(0.01)
 
     async def models(self) -> list[ModelCard]:
         return [ModelCard(id="scripted", created=1, context=99, weight_bytes=1000)]

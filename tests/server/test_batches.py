@@ -16,11 +16,11 @@ import pytest
 from openai.types import Batch
 
 from pelton.errors import EngineDied, InsufficientMemory, Unavailable
-from pelton.request import BACKGROUND, Request, TextEvent
+from pelton.request import IDLE, Request, TextEvent
 from pelton.server.keys import KeyStore
 from pelton.server.ledger import used
 from pelton.server.store import Store
-from tests.server.scripted import ScriptedService, serving
+from tests.server.scripted import ScriptedPool, ScriptedService, serving, serving_pool
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -32,13 +32,19 @@ class GatedService(ScriptedService):
 
     is_shut = False
     num_answered = 0
+    num_begun = num_given_up = 0
     failures: list[Exception]
 
     async def generate(self, request: Request) -> AsyncGenerator[TextEvent, None]:
         if getattr(self, "failures", None):
             raise self.failures.pop()
-        while self.is_shut:
-            await asyncio.sleep(0.005)
+        self.num_begun += 1
+        try:
+            while self.is_shut:
+                await asyncio.sleep(0.005)
+        except asyncio.CancelledError:
+            self.num_given_up += 1
+            raise
         self.num_answered += 1
         return await super().generate(request)
 
@@ -89,6 +95,13 @@ def wait(client: openai.OpenAI, id: str, until: Callable[[Batch], bool] = lambda
     return batch
 
 
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def results(client: openai.OpenAI, id: str | None) -> dict[str, dict]:
     if id is None:
         return {}
@@ -124,7 +137,7 @@ def test_a_batch_is_answered(client, service, store):
     assert output.expires_at - output.created_at == 3600
     assert batch.error_file_id is None
     assert sorted(request.sampling.seed for request in service.requests) == list(range(12))
-    assert {request.priority for request in service.requests} == {BACKGROUND}
+    assert {request.priority for request in service.requests} == {IDLE}
     assert len(list(store.with_suffix(".files").iterdir())) == 2
 
 
@@ -273,7 +286,7 @@ def test_a_batch_is_its_keys(store, url, service):
     with client_of(url, text) as client, client_of(url, other) as bob:
         batch = wait(client, begin(client, GOOD).id)
         assert batch.request_counts.completed == 1
-        assert service.requests[0].tenant == f"background of {ada.id}"
+        assert service.requests[0].tenant == f"idle work of {ada.id}"
         for ask in (bob.batches.retrieve, bob.batches.cancel):
             with pytest.raises(openai.NotFoundError):
                 ask(batch.id)
@@ -298,6 +311,22 @@ def test_a_batch_is_its_keys(store, url, service):
         time.sleep(0.01)
     assert ledger[0].key_id == ada.id
     made.close()
+
+
+def test_lines_are_given_up_where_others_need_their_models_memory(service, store):
+    pool = ScriptedPool(service)
+    with serving_pool(pool, store=str(store)) as url, client_of(url) as client:
+        service.is_shut = True
+        made = begin(client, *(line(str(i)) for i in range(6)))
+        wait(client, made.id, lambda batch: batch.status == "in_progress")
+        until(lambda: service.num_begun)
+        pool.unloaded.append("scripted")
+        until(lambda: service.num_given_up)
+        service.is_shut = False
+        assert client.chat.completions.create(model="scripted", messages=MESSAGES).choices
+        assert client.batches.retrieve(made.id).request_counts.completed == 0
+        pool.unloaded.clear()
+        assert wait(client, made.id).request_counts.completed == 6
 
 
 def test_a_batch_goes_on_after_a_restart(store):

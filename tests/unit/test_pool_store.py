@@ -288,6 +288,50 @@ def test_models_share_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     run(go())
 
 
+def test_nobody_leaves_for_idle_priority_and_it_leaves_for_everybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Client, "needs", (200 * MIB, 200 * MIB))
+    each = 200 * MIB + OVERHEAD
+
+    async def idle(pool: Pool, name: str) -> str:
+        async with pool.use(name, is_idle_priority=True) as service:
+            await pool.until_leaving(name)
+            return service.name
+
+    async def go() -> None:
+        async with serving(tmp_path, "a", "b", "c", memory_budget=2 * each + 50 * MIB) as pool:
+            await use(pool, "b")
+            batch = asyncio.create_task(idle(pool, "a"))
+            await until(lambda: loaded(pool) == {"a": "ready", "b": "ready"})
+            with pytest.raises(Unavailable, match="no room for c beside the models that others use"):
+                await idle(pool, "c")
+            assert loaded(pool) == {"a": "ready", "b": "ready"}
+            assert await use(pool, "c") == "c"
+            assert await batch == "a"
+            assert loaded(pool) == {"b": "ready", "c": "ready"}
+            monkeypatch.setattr(Client, "needs", (900 * MIB, 900 * MIB))
+            with pytest.raises(InsufficientMemory):
+                await idle(pool, "a")
+
+    run(go())
+
+
+def test_whoever_joins_a_load_of_idle_priority_has_others_leave_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go() -> None:
+        async with serving(tmp_path, "a", "b", max_loaded_models=1) as pool:
+            await use(pool, "b")
+            both = await asyncio.gather(
+                pool.use("a", is_idle_priority=True).__aenter__(), use(pool, "a"), return_exceptions=True
+            )
+            assert both[1] == "a"
+            assert loaded(pool) == {"a": "ready"}
+
+    run(go())
+
+
 def test_memory_that_is_promised_is_not_free_though_nobody_has_taken_it_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,8 +8,8 @@
   Prefill chunks fill the rest, beside decodes only as far as the step is predicted to keep to the target (`pace`). A
   quarter of it is the oldest prefill's, so that it gets on whatever comes; what remains goes to the shortest first,
   so that a short prompt does not wait for the end of a huge one.
-- What runs in the background gets steps of its own: while others run it keeps its blocks and stands still, and none
-  of it is admitted. Its prompts are cut as beside streams, so that whoever comes waits for no long step.
+- What has idle priority gets steps of its own: while others run it keeps its blocks and stands still, and none of it
+  is admitted. Its prompts are cut as beside streams, so that whoever comes waits for no long step.
 - When blocks run out, the youngest sequence of the worst priority is preempted: it gives everything back, waits, and is
   computed again later (out of the prefix cache, if its blocks are still there), or copied to host memory and back
   where that is faster. Its output so far stays its output.
@@ -33,7 +33,7 @@ from pelton.engine.tiers import DiskTier, Place
 from pelton.engine.waiting import WaitingQueue
 from pelton.engine.work import Work
 from pelton.ops.data import BLOCK_TOKENS
-from pelton.request import BACKGROUND
+from pelton.request import IDLE
 
 PROBE = 16
 """After so many steps with prefill there is one of decodes alone, so that it stays known what those cost, where the
@@ -107,10 +107,11 @@ class Scheduler:
         return self.waiting.num_tokens + sum(sequence.num_prompt for sequence in self.loading)
 
     def is_full(self, num_tokens: int, priority: int = 0) -> bool:
-        """Would a sequence with a prompt of so many tokens exceed the queue? The background is in nobody else's way."""
-        is_last = priority >= BACKGROUND
-        behind = [] if is_last else self.waiting.at(BACKGROUND)
-        running = self.running if is_last else self._foreground
+        """Would a sequence with a prompt of so many tokens exceed the queue? What has idle
+        priority is in nobody else's way."""
+        is_last = priority >= IDLE
+        behind = [] if is_last else self.waiting.at(IDLE)
+        running = self.running if is_last else self._urgent
         num_free = self.max_sequences - sum(sequence.num_slots for sequence in running)
         num_queued = self.num_waiting - len(behind) - max(0, num_free)
         if num_queued < 0:
@@ -120,11 +121,11 @@ class Scheduler:
         return num_queued >= self.max_queue or is_long
 
     @property
-    def _foreground(self) -> list[Sequence]:
-        """Those of `running` that others have asked for than the background."""
-        if not self.running or self.running[-1].rank < BACKGROUND:
+    def _urgent(self) -> list[Sequence]:
+        """Those of `running` that have no idle priority."""
+        if not self.running or self.running[-1].rank < IDLE:
             return self.running
-        return [sequence for sequence in self.running if sequence.rank < BACKGROUND]
+        return [sequence for sequence in self.running if sequence.rank < IDLE]
 
     def seconds_to_serve(self) -> float:
         """About how long it takes until all that waits now has begun: its prompts, and the answers before it."""
@@ -149,7 +150,7 @@ class Scheduler:
             return steady if self.speculation is None else self._drafted(steady, self.speculation)
         work = Work()
         self._admit(work)
-        awake = self._foreground or self.running
+        awake = self._urgent or self.running
         prefills = self._give_decodes(work, awake)
         if awake is not self.running and not work.chunks and not prefills:
             awake = self.running  # the others wait for something else than a step
@@ -257,7 +258,7 @@ class Scheduler:
 
     def _spare_seconds(self, work: Work) -> float:
         """What prefills may add to the time of a step with these decodes."""
-        if not work.chunks and self._foreground:
+        if not work.chunks and self._urgent:
             return math.inf
         return self.pace.spare(work.shape, self.memory.num_bytes(self.memory.moves))
 
@@ -272,7 +273,7 @@ class Scheduler:
     def _admit(self, work: Work) -> None:
         while self.waiting:
             sequence = self.waiting.first()
-            if sequence.rank >= BACKGROUND and self._foreground:
+            if sequence.rank >= IDLE and self._urgent:
                 break
             match = self._make_room(work, sequence)
             if match is None:

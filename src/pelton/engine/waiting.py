@@ -5,7 +5,7 @@
   Then the tenants share by tokens (`fairness`), each of them first come, first served.
 - However many urgent requests come: once `patience` tokens were computed since a priority's last turn while it had
   sequences waiting, the next turn is its. What is admitted so is not displaced by a better priority any more.
-- The background has no such turn: it waits until nobody else does.
+- Idle priority has no such turn: it waits until nobody else does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from pelton.engine.fairness import Shares
 from pelton.engine.sequence import URGENT, Sequence
-from pelton.request import BACKGROUND
+from pelton.request import IDLE
 
 
 class _Level:
@@ -111,7 +111,7 @@ class WaitingQueue:
         late = [
             (level.deadline, rank)
             for rank, level in self._levels.items()
-            if level.deadline <= self.num_computed and rank < BACKGROUND
+            if level.deadline <= self.num_computed and rank < IDLE
         ]
         return min(late)[1] if late else min(self._levels)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from contextvars import Context
 from typing import TYPE_CHECKING
@@ -29,7 +30,11 @@ class Hold:
         self.share = 0.0
         self.num_users = 0
         """Requests in flight, those that wait for the load included."""
+        self.num_idle_users = 0
+        """Of those, the ones at idle priority, which keep nobody out."""
         self.used_at = now
+        self.wanted_at = -math.inf
+        """When the last request that was none of those began or ended."""
         self.keep_alive = spec.keep_alive
         self.timer: asyncio.TimerHandle | None = None
         self.memory = 0
@@ -52,8 +57,13 @@ class Hold:
 
     @property
     def is_idle(self) -> bool:
-        """Is it loaded, and does nobody use it?"""
-        return self.service is not None and self.num_users == 0
+        """Is it loaded, and does nobody use it but at idle priority?"""
+        return self.service is not None and self.num_users == self.num_idle_users
+
+    @property
+    def is_for_idle(self) -> bool:
+        """Is it loaded for what runs at idle priority alone?"""
+        return not self.is_preload and self.num_users == self.num_idle_users
 
     @property
     def pid(self) -> int | None:
@@ -71,7 +81,7 @@ class Hold:
 
     def held(self, *, can_leave: bool) -> Held:
         """As policy sees it."""
-        return Held(self.name, self.memory, self.is_idle, self.used_at, can_leave)
+        return Held(self.name, self.memory, self.is_idle, self.wanted_at, can_leave)
 
     def card(self, now: float) -> Resident:
         """As listings see it. `now`: the event loop's time."""

@@ -16,13 +16,21 @@ from pelton.config import Config
 from pelton.engine import machine
 from pelton.engine.link import Opening
 from pelton.engine.protocol import Needs
-from pelton.errors import HubError, InvalidRequest, ModelNotFound, Overloaded, QueueTimeout, Unavailable
+from pelton.errors import (
+    HubError,
+    InsufficientMemory,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    QueueTimeout,
+    Unavailable,
+)
 from pelton.hub.preset import Preset
 from pelton.hub.source import Progress
 from pelton.pool import loading, uploads
 from pelton.pool.cards import Loading, Memory, ModelCard, Report, Resident, StoredModel
 from pelton.pool.hold import Hold
-from pelton.pool.room import Room, make_room
+from pelton.pool.room import Leave, Room, make_room
 from pelton.pool.shelf import Shelf
 from pelton.pool.spec import ModelSpec, Names, key
 
@@ -37,6 +45,10 @@ MAX_LISTED = 20
 
 def _nobody(event: Progress | Loading) -> None:
     """Hears of a load that nobody watches."""
+
+
+class NoRoomNow(Unavailable):
+    """What runs at idle priority finds no room beside what others use."""
 
 
 class Pool:
@@ -65,19 +77,28 @@ class Pool:
     # what requests do
 
     @asynccontextmanager
-    async def use(self, name: str, *, keep_alive: float | None = None) -> AsyncIterator[Service]:
+    async def use(
+        self, name: str, *, keep_alive: float | None = None, is_idle_priority: bool = False
+    ) -> AsyncIterator[Service]:
         """The service of a model, loaded if it is not; it stays for as long as it is used so. `keep_alive`: seconds
         that it stays after that (0: it leaves at once, less than 0 or inf: for ever); None: as configured.
+        `is_idle_priority`: no other model leaves for it, and this one leaves for others as if it were not used.
 
         Raises `ModelNotFound`, `InsufficientMemory` with the numbers, `Overloaded` where too many wait for loads,
-        `QueueTimeout` where the load takes too long, or what the load ended in.
+        `QueueTimeout` where the load takes too long, `Unavailable` where others would have to leave, or what the load
+        ended in.
         """
-        hold = await self._enter(await self._spec(name))
+        hold = await self._enter(await self._spec(name), is_idle_priority=is_idle_priority)
         assert hold.service is not None
         try:
             yield hold.service
         finally:
-            self._leave(hold, keep_alive)
+            self._leave(hold, keep_alive, is_idle_priority=is_idle_priority)
+
+    async def until_leaving(self, name: str) -> None:
+        """Wait until a model leaves, or is to leave, for others."""
+        while (hold := self._find(name)) is None or not hold.is_leaving:
+            await self._change()
 
     async def models(self) -> list[ModelCard]:
         """All that can be used, loaded or not, by name."""
@@ -264,18 +285,29 @@ class Pool:
 
     # the life of a model
 
-    async def _enter(self, spec: ModelSpec) -> Hold:
+    async def _enter(self, spec: ModelSpec, *, is_idle_priority: bool) -> Hold:
         seconds = self._config.pool.load_timeout
         try:
             async with asyncio.timeout(None if seconds == math.inf else seconds):
-                return await self._join(spec)
+                return await self._join(spec, is_idle_priority=is_idle_priority)
         except TimeoutError:
             hold = self._holds.get(spec.name)
             state = "is not loaded yet" if hold is None else f"is {hold.state} still, {hold.share:.0%} of it is loaded"
             raise QueueTimeout(f"after {seconds:g} s the model {spec.name} {state}", retry_after=10.0) from None
 
-    async def _join(self, spec: ModelSpec, report: Report = _nobody, *, is_preload: bool = False) -> Hold:
+    async def _join(
+        self, spec: ModelSpec, report: Report = _nobody, *, is_preload: bool = False, is_idle_priority: bool = False
+    ) -> Hold:
         """Become a user of a model that is loaded by then."""
+        while True:
+            hold = await self._joined(spec, report, is_preload=is_preload, is_idle_priority=is_idle_priority)
+            if hold is not None:
+                return hold
+
+    async def _joined(
+        self, spec: ModelSpec, report: Report, *, is_preload: bool, is_idle_priority: bool
+    ) -> Hold | None:
+        """`_join`, tried once. None: it was being loaded at idle priority, and found no room as such."""
         while True:
             if self._is_closed:
                 raise Unavailable("the pool is closed")
@@ -287,15 +319,18 @@ class Pool:
             with self._queued():
                 await self._change()
         hold.num_users += 1
+        hold.num_idle_users += is_idle_priority
         _stop_timer(hold)
-        hold.used_at = asyncio.get_running_loop().time()
+        _mark(hold, is_idle_priority)
         if hold.service is None:
             try:
                 with self._queued():
                     await asyncio.wait([hold.task])  # unlike the task itself, this is cancelled for nobody else
                 _result(hold)
-            except BaseException:
-                self._leave(hold)
+            except BaseException as error:
+                self._leave(hold, is_idle_priority=is_idle_priority)
+                if isinstance(error, NoRoomNow) and not is_idle_priority:
+                    return None
                 raise
         return hold
 
@@ -310,9 +345,10 @@ class Pool:
         finally:
             self._num_queued -= 1
 
-    def _leave(self, hold: Hold, keep_alive: float | None = None) -> None:
+    def _leave(self, hold: Hold, keep_alive: float | None = None, *, is_idle_priority: bool = False) -> None:
         hold.num_users -= 1
-        hold.used_at = asyncio.get_running_loop().time()
+        hold.num_idle_users -= is_idle_priority
+        _mark(hold, is_idle_priority)
         if keep_alive is not None:
             hold.keep_alive = math.inf if keep_alive < 0 else keep_alive
         if hold.num_users == 0:
@@ -426,14 +462,7 @@ class Pool:
         try:
             while True:
                 others = [each for each in self._holds.values() if not each.is_waiting]
-                room = make_room(
-                    hold.name,
-                    needs.least + OVERHEAD,
-                    needs.usual + OVERHEAD,
-                    [each.held(can_leave=not hold.is_preload) for each in others],
-                    available=self._left(others),
-                    max_models=self._config.pool.max_loaded_models,
-                )
+                room = self._room(hold, needs, others)
                 if isinstance(room, Room):
                     hold.is_waiting = False
                     return room.memory
@@ -442,9 +471,31 @@ class Pool:
                         each.leaves_for, each.is_leaving = hold, True
                         if each.is_idle:
                             self._retire(each)
+                        self._notify()
                 await self._change()
         finally:
             self._let_stay(hold)
+
+    def _room(self, hold: Hold, needs: Needs, others: list[Hold]) -> Room | Leave:
+        """What must happen to the others before this one can be loaded."""
+
+        def room(*, can_leave: bool) -> Room | Leave:
+            return make_room(
+                hold.name,
+                needs.least + OVERHEAD,
+                needs.usual + OVERHEAD,
+                [each.held(can_leave=can_leave) for each in others],
+                available=self._left(others),
+                max_models=self._config.pool.max_loaded_models,
+            )
+
+        if not hold.is_for_idle:
+            return room(can_leave=not hold.is_preload)
+        try:
+            return room(can_leave=False)
+        except InsufficientMemory:
+            room(can_leave=True)  # raises where there is never any
+            raise NoRoomNow(f"there is no room for {hold.name} beside the models that others use") from None
 
     def _let_stay(self, hold: Hold) -> None:
         """Nobody leaves for that one any more who has not gone yet."""
@@ -470,6 +521,13 @@ class Pool:
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+
+def _mark(hold: Hold, is_idle_priority: bool) -> None:
+    """A request begins or ends."""
+    hold.used_at = asyncio.get_running_loop().time()
+    if not is_idle_priority:
+        hold.wanted_at = hold.used_at
 
 
 def _stop_timer(hold: Hold) -> None:

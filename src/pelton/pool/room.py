@@ -10,7 +10,8 @@ from pelton.errors import InsufficientMemory
 
 @dataclass(frozen=True)
 class Held:
-    """A model that takes memory. `can_leave`: may it be unloaded for another one, once its requests have ended?"""
+    """A model that takes memory. `used_at`: by anybody but at idle priority. `can_leave`: may it
+    be unloaded for another one, once its requests have ended?"""
 
     name: str
     memory: int

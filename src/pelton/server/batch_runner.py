@@ -6,8 +6,9 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import filelock
 import msgspec
@@ -151,7 +152,7 @@ class BatchRunner:
             key=key,
             limits=Limits(self._store, key, account="batch "),
             is_strict=self._is_strict,
-            is_background=True,
+            is_idle_priority=True,
         )
 
     async def _enter(self, model: str) -> Callable[[object], None]:
@@ -169,16 +170,29 @@ class BatchRunner:
     async def _ask(self, job: Job, given: InputLine, model: str, id: str) -> Reply:
         num_deaths = num_tries = 0
         while True:
-            reply = await self._inside.post(given.url, bytes(given.body), self._context(job, id))
+            answer = self._inside.post(given.url, bytes(given.body), self._context(job, id))
+            reply = await self._unless_needed(answer, model)
             await self._unless_draining()
-            if reply.status not in (429, 503):
-                return reply
-            if _code(reply) == EngineDied.code:
-                num_deaths += 1
+            if reply is not None:
+                if reply.status not in (429, 503):
+                    return reply
+                num_deaths += _code(reply) == EngineDied.code
                 if num_deaths == MAX_DEATHS:
                     return reply
             await asyncio.sleep(WAITS[min(num_tries, len(WAITS) - 1)])
             num_tries += 1
+
+    async def _unless_needed(self, answer: Coroutine[Any, Any, Reply], model: str) -> Reply | None:
+        """The answer, given up where others need the memory of its model."""
+        asking = asyncio.create_task(answer)
+        leaving = asyncio.create_task(self._models.until_leaving(model))
+        try:
+            await asyncio.wait({asking, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            return asking.result() if asking.done() else None
+        finally:
+            asking.cancel()
+            leaving.cancel()
+            await asyncio.gather(asking, leaving, return_exceptions=True)
 
 
 class Room:

@@ -23,7 +23,7 @@ class Context:
     limits: Limits = field(default_factory=lambda: Limits(None, ANYONE))
     is_strict: bool = False
     """Are parameters refused that would be ignored?"""
-    is_background: bool = False
+    is_idle_priority: bool = False
     """Does it run on what nobody else needs?"""
     began: float = field(default_factory=time.perf_counter)
     route: str = ""

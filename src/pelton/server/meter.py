@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pelton.logs import fields
-from pelton.request import BACKGROUND, Request, TextDelta, TextDone, TextEvent, TextFinish, Usage
+from pelton.request import IDLE, Request, TextDelta, TextDone, TextEvent, TextFinish, Usage
 from pelton.server.context import Context, current
 from pelton.server.ledger import Ledger
 from pelton.server.metrics import Metrics, ModelMetrics
@@ -44,8 +44,8 @@ class Meter:
         context = current()
         if context.key.id:
             request = msgspec.structs.replace(request, tenant=context.key.id)
-        if context.is_background:
-            request = in_background(request)
+        if context.is_idle_priority:
+            request = at_idle_priority(request)
         expected = expected_usage(request, service.context)
         reserved = await context.limits.take("tokens", expected.prompt_tokens + expected.completion_tokens)
         trace = None if self._tracer is None else self._tracer.start(request, service.name, context.trace)
@@ -189,12 +189,12 @@ def _num_prompt(request: Request) -> int:
     return -(-num_bytes // BYTES_PER_TOKEN)
 
 
-def in_background(request: Request) -> Request:
+def at_idle_priority(request: Request) -> Request:
     """The request, where it gets what nobody else needs, and so may take any time."""
     return msgspec.structs.replace(
         request,
-        priority=BACKGROUND,
-        tenant=f"background of {request.tenant or request.user or ''}",  # what it gets is not held against its owner
+        priority=IDLE,
+        tenant=f"idle work of {request.tenant or request.user or ''}",  # what it gets is not held against its owner
         timeout=math.inf if request.timeout is None else request.timeout,
         queue_timeout=math.inf if request.queue_timeout is None else request.queue_timeout,
     )

@@ -29,8 +29,13 @@ class Models:
     @asynccontextmanager
     async def use(self, name: str, *, keep_alive: float | None = None) -> AsyncIterator[Service]:
         """`Pool.use`."""
-        async with self.pool_for(name).use(name, keep_alive=keep_alive) as service:
+        is_idle = current().is_idle_priority
+        async with self.pool_for(name).use(name, keep_alive=keep_alive, is_idle_priority=is_idle) as service:
             yield service
+
+    async def until_leaving(self, name: str) -> None:
+        """`Pool.until_leaving`."""
+        await self._pool.until_leaving(name)
 
     async def models(self) -> list[ModelCard]:
         """All that the caller can use, loaded or not, by name."""

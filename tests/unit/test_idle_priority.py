@@ -1,10 +1,10 @@
-"""What runs in the background: on what nobody else needs, by policy alone."""
+"""Idle priority: what nobody else needs, by policy alone."""
 
 from __future__ import annotations
 
 from pelton.engine.pace import Pace, Prices
 from pelton.engine.sequence import Sequence
-from pelton.request import BACKGROUND
+from pelton.request import IDLE
 from tests.unit.test_scheduler import arrive, make, step
 from tests.unit.toy_executor import prompt
 
@@ -19,9 +19,7 @@ def steps_of(scheduler, sequence: Sequence) -> list[dict[Sequence, int]]:
 
 
 def batch(scheduler, count: int, length: int = 100, max_tokens: int = 50) -> list[Sequence]:
-    return [
-        arrive(scheduler, 1000 + i, prompt(length, i), priority=BACKGROUND, max_tokens=max_tokens) for i in range(count)
-    ]
+    return [arrive(scheduler, 1000 + i, prompt(length, i), priority=IDLE, max_tokens=max_tokens) for i in range(count)]
 
 
 def test_whoever_comes_runs_as_if_there_were_no_batch():
@@ -55,7 +53,7 @@ def test_a_steady_stream_keeps_its_steps_beside_a_batch_that_rests():
     assert all(line.state == "running" for line in lines)
 
 
-def test_the_background_has_no_turn_for_having_waited():
+def test_idle_priority_has_no_turn_for_having_waited():
     scheduler = make(100, patience=50, max_sequences=2)
     (line,) = batch(scheduler, 1)
     for number in range(20):
@@ -66,18 +64,18 @@ def test_the_background_has_no_turn_for_having_waited():
     steps_of(scheduler, line)
 
 
-def test_the_background_is_in_nobodys_way_in_the_queue():
+def test_idle_priority_is_in_nobodys_way_in_the_queue():
     scheduler = make(100, max_queue=3, max_sequences=2)
     batch(scheduler, 5)
     step(scheduler)
     assert not scheduler.is_full(10)
-    assert scheduler.is_full(10, BACKGROUND)
+    assert scheduler.is_full(10, IDLE)
     for number in range(5):
         arrive(scheduler, number, prompt(10, number), max_tokens=5)
     assert scheduler.is_full(10)
 
 
-def test_long_prompts_of_the_background_take_no_long_steps():
+def test_long_prompts_at_idle_priority_take_no_long_steps():
     scheduler = make(1000, max_tokens=512)
     scheduler.pace = Pace(0.1, Prices(step=0.01, token=0.001), 0.0)
     (line,) = batch(scheduler, 1, length=2000)
