@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from pelton.checks import check_ids
 from pelton.engine.client import error_of
-from pelton.errors import InternalError, InvalidRequest
+from pelton.errors import ContextLengthExceeded, InternalError, InvalidRequest
 from pelton.request import (
     Accepted,
     Done,
@@ -20,6 +21,7 @@ from pelton.request import (
     ErrorEvent,
     Finish,
     Pooling,
+    Request,
     TextDelta,
     TextDone,
     TextEmbedding,
@@ -30,7 +32,28 @@ from pelton.request import (
 
 if TYPE_CHECKING:
     from pelton.service import Engine
+    from pelton.text.tokenizer import Tokenizer
 
+
+class Model(Protocol):
+    """What is to be known of a model."""
+
+    tokenizer: Tokenizer
+
+    @property
+    def context(self) -> int:
+        """Tokens that a text may have."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids of [0, vocab_size) may be used."""
+        ...
+
+
+SLACK = 4096
+"""Characters of a text that are read beyond those that the tokens it may have can be of: encoding takes over a hundred
+bytes of memory for each. Where a text is cut, its last tokens are others than where it goes on."""
 _POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 _RANK = 4
 """Values of `pooling_type` in GGUF metadata."""
@@ -48,23 +71,41 @@ def pooling_of(metadata: Mapping[str, Any], asked: Pooling | None, setting: Pool
     return own or asked or setting or "last"
 
 
-def truncated(
-    ids: list[int], truncation: Truncation | None, context: int, last: int | None
-) -> tuple[list[int], tuple[str, ...]]:
-    """The ids as far as they may go, and what is to be told of it. `last`: the token that the model wants at the end of
-    every text, which stays there."""
-    if truncation is None:
-        return ids, ()
-    limit = context if truncation.limit is None else min(truncation.limit, context)
-    if len(ids) <= limit:
-        return ids, ()
-    if truncation.keeps == "end":
-        kept = ids[-limit:]
-    elif last is not None and ids[-1] == last:
-        kept = [*ids[: limit - 1], last]
-    else:
-        kept = ids[:limit]
-    return kept, (f"a text was cut to {limit} of its {len(ids)} tokens, of which the {truncation.keeps} was kept",)
+class Text(NamedTuple):
+    """What is embedded."""
+
+    ids: list[int]
+    warnings: tuple[str, ...] = ()
+    """What is to be told where that is not all."""
+
+
+def read(model: Model, request: Request, cut: Truncation | None) -> Text:
+    """A request's text, cut where that is asked for. Raises `InvalidRequest`, or `ContextLengthExceeded` for one that
+    is too long. It takes a while."""
+    context, tokenizer = model.context, model.tokenizer
+    limit = context if cut is None else min(cut.limit or context, context)
+    keeps_end = cut is not None and cut.keeps == "end"
+    given = list(request.prompt_ids or ())
+    is_all = True
+    if request.prompt_ids is None:
+        most = (limit + 1) * tokenizer.max_token_length + SLACK
+        text = request.prompt or ""
+        is_all = len(text) <= most
+        given = tokenizer.encode(text[-most:] if keeps_end else text[:most], add_special=True)
+    if not given:
+        raise InvalidRequest("the input is empty", param="input")
+    count = f"{'' if is_all else 'at least '}{len(given)}"
+    if len(given) <= limit:
+        check_ids(given, model.vocab_size, "input")
+        return Text(given)
+    if cut is None:
+        message = f"the input has {count} tokens, but the context of this model is {context} tokens"
+        raise ContextLengthExceeded(message, param="input")
+    kept = given[-limit:] if keeps_end else given[:limit]
+    if tokenizer.add_eos and given[-1] == tokenizer.eos_id:  # the model wants it at the end of every text
+        kept[-1] = given[-1]
+    check_ids(kept, model.vocab_size, "input")
+    return Text(kept, (f"cut to {limit} of {count} tokens; the {cut.keeps} was kept",))
 
 
 def finished(vector: bytes, params: EmbeddingParams) -> bytes:

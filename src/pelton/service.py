@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
+from pelton import embedding
 from pelton.answering import Answer, Asked
 from pelton.best_of import best_of
 from pelton.checks import check_ids, check_range, check_sampling, check_tools
-from pelton.embedding import embed, pooling_of, truncated
 from pelton.engine.client import error_of
 from pelton.engine.protocol import Counters, EngineInfo, PinInfo, Vocabulary
 from pelton.errors import ContextLengthExceeded, InvalidRequest
@@ -35,7 +35,6 @@ from pelton.request import (
     Request,
     SamplingParams,
     TextEvent,
-    Truncation,
 )
 from pelton.text.chat import ChatTemplate, with_template
 from pelton.text.disguise import strings
@@ -61,9 +60,6 @@ MAX_GRAMMAR = 128 << 10
 """Characters of a schema or a grammar: what is longer takes seconds to compile, and longer masks."""
 
 
-SLACK = 4096
-"""Characters of a text that is cut which are read beyond those that its tokens can have: where they end is cut
-differently into tokens than where they go on."""
 MAX_TEMPLATE = 64 << 10
 """Characters of a request's own chat template."""
 
@@ -271,51 +267,21 @@ class Service:
         _check_policy(request)
         if params.dimensions is not None:
             check_range("dimensions", params.dimensions, 1, self.engine.info.width)
-        pooling = pooling_of(self._metadata, params.pooling, self._pooling)
-        prompt_ids, warnings = await self._embedded_ids(request, params)
+        text = await asyncio.to_thread(embedding.read, self, request, params.truncation)
         engine_request = EngineRequest(
             id=request.id,
-            prompt_ids=prompt_ids,
+            prompt_ids=text.ids,
             sampling=SamplingParams(max_tokens=0, seed=0),
-            pooling=pooling,
+            pooling=embedding.pooling_of(self._metadata, params.pooling, self._pooling),
             priority=request.priority,
             tenant=request.tenant or request.user or "",
             timeout=request.timeout,
             queue_timeout=request.queue_timeout,
             cache_salt=request.cache_salt,
         )
-        events = embed(self.engine, engine_request, params, warnings)
+        events = embedding.embed(self.engine, engine_request, params, text.warnings)
         await anext(events)  # The acceptance. From here on, closing `events` aborts the request.
         return events
-
-    async def _embedded_ids(self, request: Request, params: EmbeddingParams) -> tuple[list[int], tuple[str, ...]]:
-        """What is embedded, and what is to be told of it where that is not all."""
-        cut = params.truncation
-        if cut is not None and cut.limit is not None:
-            check_range("truncation", cut.limit, 1, self.context)
-        if request.prompt_ids is not None:
-            check_ids(request.prompt_ids, self.vocab_size, "input")
-            ids = list(request.prompt_ids)
-        else:
-            text = request.prompt or ""
-            if cut is None:
-                self._check_length(len(text), "input", answers=False)
-            else:
-                text = self._within(text, cut)
-            ids = await asyncio.to_thread(self.tokenizer.encode, text, add_special=True)
-        last = self.tokenizer.eos_id if self.tokenizer.add_eos else None
-        ids, warnings = truncated(ids, cut, self.context, last)
-        if not ids:
-            raise InvalidRequest("the input is empty", param="input")
-        if len(ids) > self.context:
-            raise self._too_long(len(ids), "input", answers=False)
-        return ids, warnings
-
-    def _within(self, text: str, cut: Truncation) -> str:
-        """A text that is to be cut, without what is far beyond: encoding takes over a hundred bytes for each of its
-        characters."""
-        most = (min(cut.limit or self.context, self.context) + 1) * self.tokenizer.max_token_length + SLACK
-        return text[:most] if cut.keeps == "start" else text[-most:]
 
     async def pin(self, request: Request, ttl: float) -> None:
         """Compute a request's prompt where it is not cached, and keep it in KV memory for so many seconds, under the
@@ -451,18 +417,19 @@ class Service:
                 param="messages",
             )
 
-    def _check_length(self, num_characters: int, source: str, *, answers: bool = True) -> None:
+    def _check_length(self, num_characters: int, source: str) -> None:
         """Refuse a text that cannot fit, however it is cut into tokens: encoding takes over a hundred bytes of memory
         for each of its characters, and seconds for each million."""
         least = -(-num_characters // self.tokenizer.max_token_length)
-        if least > self.context - answers:
-            raise self._too_long(f"at least {least}", source, answers=answers)
+        if least >= self.context:
+            raise self._too_long(f"at least {least}", source)
 
-    def _too_long(self, num_tokens: int | str, source: str, *, answers: bool = True) -> ContextLengthExceeded:
-        """`answers`: is something to follow?"""
-        message = f"the {'prompt' if answers else source} has {num_tokens} tokens, but the context of this model is "
-        message += f"{self.context} tokens" + (" and an answer needs one at least" if answers else "")
-        return ContextLengthExceeded(message, param=source)
+    def _too_long(self, num_tokens: int | str, source: str) -> ContextLengthExceeded:
+        return ContextLengthExceeded(
+            f"the prompt has {num_tokens} tokens, but the context of this model is {self.context} tokens "
+            "and an answer needs one at least",
+            param=source,
+        )
 
     def _complete(self, sampling: SamplingParams, num_prompt: int, source: str) -> SamplingParams:
         """With a seed, and with `max_tokens` that fits the context. `source`: the field that the prompt came from."""

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import time
+from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +21,22 @@ from pelton.config import ServerConfig
 from pelton.engine.protocol import Counters, EngineInfo, PinInfo
 from pelton.errors import InvalidRequest, ModelNotFound, PeltonError
 from pelton.pool import Memory, ModelCard, Pool, Preset, Resident, StoredModel
-from pelton.request import ChoiceEvent, Request, TextDelta, TextDone, TextEvent, TextFinish, TokenText, Usage
+from pelton.request import (
+    ChoiceEvent,
+    Request,
+    TextDelta,
+    TextDone,
+    TextEmbedding,
+    TextEvent,
+    TextFinish,
+    TokenText,
+    Usage,
+)
 from pelton.server.app import App
 from pelton.server.protocol import bounded_protocol
+
+VECTOR = array("f", (0.5, -0.5, 0.5, 0.5)).tobytes()
+"""Of every text."""
 
 
 def token(text: str) -> TokenText:
@@ -149,6 +163,11 @@ class ScriptedService:
         wants = request.sampling.logprobs is not None
         try:
             await asyncio.sleep(self.delay)
+            if request.embedding is not None:
+                yield TextEmbedding(vector=VECTOR)
+                yield TextFinish(choice=0, reason="stop")
+                yield TextDone(usage=Usage(prompt_tokens=5, cached_tokens=2), queued=self.queued)
+                return
             if self.events:
                 for event in self.events:
                     yield event

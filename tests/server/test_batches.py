@@ -110,6 +110,15 @@ def results(client: openai.OpenAI, id: str | None) -> dict[str, dict]:
     return {each["custom_id"]: each for each in lines}
 
 
+def test_a_batch_of_embeddings(client, service):
+    lines = [line(f"{i}", "/v1/embeddings", messages=None, input=["a", "b"]) for i in range(3)]
+    batch = wait(client, begin(client, *lines, endpoint="/v1/embeddings").id)
+    assert (batch.status, batch.usage.input_tokens, batch.usage.output_tokens) == ("completed", 30, 0)
+    first = results(client, batch.output_file_id)["0"]["response"]["body"]
+    assert [each["embedding"] for each in first["data"]] == [[0.5, -0.5, 0.5, 0.5]] * 2
+    assert {request.priority for request in service.requests} == {BACKGROUND}
+
+
 def test_a_batch_is_answered(client, service, store):
     lines = [line(f"request {i}", seed=i) for i in range(12)]
     hour = {"anchor": "created_at", "seconds": 3600}

@@ -4,8 +4,9 @@ between two others."""
 from __future__ import annotations
 
 import math
+import time
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ import pytest
 
 from pelton import LLM, config
 from pelton.config import EngineConfig, TextConfig
-from pelton.errors import InvalidRequest
+from pelton.errors import InvalidRequest, Overloaded
 from pelton.formats import checkpoint, gguf
 from pelton.pool import ModelSpec, Pool
+from pelton.request import Request, TextEvent
 from tests.e2e import tiny_model
-from tests.server.scripted import serving_pool
+from tests.server.scripted import ScriptedService, serving, serving_pool
 
 WIDTH = 96
 TEXTS = ["def encode(text)", "the lazy dogs", "über 12 Brücken"]
@@ -152,7 +154,7 @@ def test_a_long_text_is_cut_openly_or_refused(url):
     ids = post(url, "/tokenize", model="plain", content=long, add_special=True).json()["tokens"]
     cut = post(url, "/v1/embeddings", model="plain", input=long, truncate_prompt_tokens=5).json()
     assert cut["usage"]["prompt_tokens"] == 5
-    assert cut["warnings"] == [f"a text was cut to 5 of its {len(ids)} tokens, of which the end was kept"]
+    assert cut["warnings"] == [f"input[0]: cut to 5 of {len(ids)} tokens; the end was kept"]
     end = post(url, "/v1/embeddings", model="plain", input=ids[-5:]).json()
     assert end["data"] == cut["data"]
     assert "warnings" not in end
@@ -189,7 +191,7 @@ def test_ollama_cuts_what_is_too_long_and_says_so(theirs, url):
     ids = post(url, "/tokenize", model="mean", content=long).json()["tokens"]
     kept = post(url, "/v1/embeddings", model="mean", input=[*ids[:255], tiny_model.END]).json()  # its end token stays
     assert kept["data"][0]["embedding"] == made["embeddings"][0]
-    with pytest.raises(ollama.ResponseError, match="tokens, but the context"):
+    with pytest.raises(ollama.ResponseError, match=r"input\[0\]: the input has 900 tokens, but the context"):
         theirs.embed("plain", long, truncate=False)
 
 
@@ -249,3 +251,38 @@ def test_the_library(tmp_path: Path):
         assert len(llm.embed([])) == 0
         with pytest.raises(InvalidRequest, match="pooling"):
             llm.embed("x", pooling="max")  # type: ignore[arg-type]
+
+
+class Busy(ScriptedService):
+    """Refuses the calls of these numbers."""
+
+    refused: range = range(0)
+    num_calls = 0
+
+    async def generate(self, request: Request) -> AsyncGenerator[TextEvent, None]:
+        self.num_calls += 1
+        if self.num_calls - 1 in self.refused:
+            raise Overloaded("the queue is full", retry_after=0.01)
+        return await super().generate(request)
+
+
+def test_texts_wait_for_room_once_some_are_done():
+    service = Busy()
+    with serving(service) as url:
+        for refused, status in ((range(4, 7), 200), (range(100), 429)):
+            service.num_calls, service.refused = 0, refused
+            answer = post(url, "/v1/embeddings", model="scripted", input=["a text"] * 6)
+            assert answer.status_code == status
+        assert service.num_open == 0
+
+
+def test_who_goes_away_ends_all_texts():
+    service = ScriptedService(delay=30)
+    with serving(service) as url:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}/v1/embeddings", json={"model": "scripted", "input": ["a"] * 5}, timeout=0.3)
+        deadline = time.monotonic() + 10
+        while service.num_open:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert len(service.requests) == 3  # as many as the engine runs

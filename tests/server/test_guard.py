@@ -175,6 +175,21 @@ def test_tokens_per_minute_and_usage(url, keys, file, stream):
     assert (row.prompt_tokens, row.cached_tokens, row.completion_tokens) == (10, 4, 6)
 
 
+def test_embeddings_count_as_prompts(url, keys, file):
+    key, text = keys.create("ada", tpm=20)
+    for status in (200, 200, 429):  # each text comes to 5 tokens
+        body = {"model": "scripted", "input": ["a", "b"]}
+        response = httpx.post(url + "/v1/embeddings", json=body, headers=bearer(text))
+        assert response.status_code == status
+    time.sleep(1.3)
+    store = Store(file)
+    [row] = used(store)
+    store.close()
+    assert (row.key_id, row.requests, row.prompt_tokens, row.completion_tokens) == (key.id, 4, 20, 0)
+    _, other = keys.create("eve", scopes=("metrics",))
+    assert httpx.post(url + "/v1/embeddings", json=body, headers=bearer(other)).status_code == 403
+
+
 def test_what_is_refused_costs_no_tokens_and_what_breaks_costs_what_was_made(url, keys, file, service):
     _, text = keys.create("ada", tpm=110)
     service.fail_after = 2

@@ -21,6 +21,7 @@ from pelton.server.wire import unless_gone
 if TYPE_CHECKING:
     from pelton.service import Service
 
+MAX_WARNINGS = 32
 Inputs = Sequence[str | Sequence[int]]
 """Texts, and ids of texts."""
 
@@ -32,7 +33,7 @@ class Vectors(NamedTuple):
     """In their order: float32, little-endian."""
     usage: Usage
     warnings: list[str]
-    """Each once."""
+    """Each with its input."""
 
 
 def floats(vector: bytes) -> list[float]:
@@ -74,8 +75,10 @@ async def embed_all(models: Models, http: HTTPRequest, service: Service, base: R
     usage = Usage()
     for each in answers:
         usage = summed(usage, each.usage)
-    warnings = dict.fromkeys(warning for each in answers for warning in each.warnings)
-    return Vectors([each.vector for each in answers], usage, list(warnings))
+    warnings = [f"input[{i}]: {warning}" for i, each in enumerate(answers) for warning in each.warnings]
+    if len(warnings) > MAX_WARNINGS:
+        warnings[MAX_WARNINGS:] = [f"... and {len(warnings) - MAX_WARNINGS} more"]
+    return Vectors([each.vector for each in answers], usage, warnings)
 
 
 async def _all(models: Models, service: Service, requests: Sequence[Request]) -> list[Embedded]:
@@ -83,10 +86,15 @@ async def _all(models: Models, service: Service, requests: Sequence[Request]) ->
     slots = asyncio.Semaphore(service.engine.info.max_sequences)
     num_done = 0
 
-    async def one(request: Request) -> Embedded:
+    async def one(index: int, request: Request) -> Embedded:
         nonlocal num_done
-        async with slots, aclosing(await begun(request)) as events:
-            embedded = await embedded_of(events)
+        try:
+            async with slots, aclosing(await begun(request)) as events:
+                embedded = await embedded_of(events)
+        except InvalidRequest as error:
+            if error.param != "input":
+                raise
+            raise type(error)(f"input[{index}]: {error.message}", param=error.param) from None
         num_done += 1
         return embedded
 
@@ -99,7 +107,7 @@ async def _all(models: Models, service: Service, requests: Sequence[Request]) ->
                     raise
                 await asyncio.sleep(error.retry_after or 1.0)  # some are done: the others wait for their room
 
-    tasks = [asyncio.create_task(one(request)) for request in requests]
+    tasks = [asyncio.create_task(one(i, request)) for i, request in enumerate(requests)]
     try:
         return await asyncio.gather(*tasks)
     finally:
