@@ -116,7 +116,7 @@ def test_a_batch_of_embeddings(client, service):
     assert (batch.status, batch.usage.input_tokens, batch.usage.output_tokens) == ("completed", 30, 0)
     first = results(client, batch.output_file_id)["0"]["response"]["body"]
     assert [each["embedding"] for each in first["data"]] == [[0.5, -0.5, 0.5, 0.5]] * 2
-    assert {request.priority for request in service.requests} == {BACKGROUND}
+    assert {request.priority for request in service.requests} == {IDLE}
 
 
 def test_a_batch_is_answered(client, service, store):

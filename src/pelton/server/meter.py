@@ -170,6 +170,8 @@ def expected_usage(request: Request, context: int) -> Usage:
     """What a request may come to, reckoned from the length of its prompt, and from `max_tokens` and what the context
     has left."""
     num_prompt = min(_num_prompt(request), context)
+    if request.embedding is not None:
+        return Usage(prompt_tokens=num_prompt)
     asked = request.sampling.max_tokens
     most = min(RESERVE if asked is None else asked, context - num_prompt)
     sampling = request.sampling
@@ -180,7 +182,7 @@ def expected_usage(request: Request, context: int) -> Usage:
 def _num_prompt(request: Request) -> int:
     if request.prompt_ids is not None:
         return len(request.prompt_ids)
-    texts = [request.prompt or ""]
+    texts = [request.prompt or "", request.suffix or ""]
     for message in request.messages or ():
         parts = message.content if isinstance(message.content, tuple) else ()
         texts += [message.content] if isinstance(message.content, str) else [str(p.get("text", "")) for p in parts]
