@@ -203,6 +203,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Listen beyond this machine without any key?"""
     cors_origin: tuple[str, ...] = ()
     """Origins of web pages that may use the server from a browser; "*": all."""
+    allowed_host: tuple[str, ...] = ()
+    """Names by which a server without keys may be called, beside addresses and those of this machine and its network;
+    "*": any."""
     ssl_certfile: str = ""
     ssl_keyfile: str = ""
     """"": in `ssl_certfile`."""

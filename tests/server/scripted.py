@@ -222,7 +222,7 @@ class ScriptedPool:
 
     async def model(self, name: str) -> ModelCard:
         if name not in self.names("scripted"):
-            raise ModelNotFound(f"there is no model {name[:200]!r}; there is: scripted", param="model")
+            raise ModelNotFound(f"there is no model {name[:200]!r}", param="model")
         return (await self.models())[0]
 
     def names(self, name: str) -> tuple[str, ...]:

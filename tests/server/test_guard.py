@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import socket
 import threading
@@ -26,7 +27,7 @@ from pelton.server.ledger import used
 from pelton.server.limits import Limits
 from pelton.server.listen import Server
 from pelton.server.store import Store
-from tests.server.scripted import ScriptedPool, ScriptedService, serving
+from tests.server.scripted import ScriptedPool, ScriptedService, serving, serving_pool
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = {"model": "scripted", "messages": MESSAGES}
@@ -51,8 +52,13 @@ def keys(file: Path) -> Iterator[KeyStore]:
 
 
 @pytest.fixture
-def url(service: ScriptedService, file: Path) -> Iterator[str]:
-    with serving(service, store=str(file)) as address:
+def pool(service: ScriptedService) -> ScriptedPool:
+    return ScriptedPool(service)
+
+
+@pytest.fixture
+def url(pool: ScriptedPool, file: Path) -> Iterator[str]:
+    with serving_pool(pool, store=str(file)) as address:  # type: ignore[arg-type]
         yield address
 
 
@@ -430,3 +436,89 @@ def test_an_error_says_little_of_a_huge_input(url):
     assert response.status_code == 404
     assert len(response.content) < 1000
     assert len(json.dumps(httpx.get(url + "/" + "n" * 5000).json())) < 1000
+
+
+PAGES = [
+    ({"host": "127.0.0.1:8000"}, 200),
+    ({"host": "localhost"}, 200),
+    ({"host": "[::1]:8000"}, 200),
+    ({"host": "192.168.1.5:8000"}, 200),  # a page would need a name to be of this server's origin
+    ({"host": "pelton:8000"}, 200),
+    ({"host": "desk.local"}, 200),
+    ({"host": "llm.example:8000"}, 200),
+    ({"host": "LLM.example."}, 200),
+    ({"host": "evil.example"}, 403),
+    ({"host": "evil.example:8000", "origin": "http://evil.example:8000"}, 403),
+    ({"host": "127.0.0.1.evil.example"}, 403),
+    ({"host": "localhost", "origin": "https://evil.example"}, 403),
+    ({"host": "localhost", "origin": "null"}, 403),
+    ({"host": "localhost", "origin": "http://localhost:3000"}, 200),
+    ({"host": "llm.example", "origin": "https://llm.example"}, 200),
+    ({"host": "localhost", "origin": "https://chat.example"}, 200),
+    ({"host": "localhost", "sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403),
+    ({"host": "localhost", "sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}, 200),
+]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_pages_of_others_do_not_get_into_a_server_without_keys(service, method):
+    with serving(service, allowed_host=("llm.example",), cors_origin=("https://chat.example",)) as url:
+        for headers, status in PAGES:
+            path, body = ("/v1/models", None) if method == "GET" else (PATH, json.dumps(CHAT))
+            sent = {**headers, "content-type": "text/plain"}  # which a page may send without being asked
+            response = httpx.request(method, url + path, headers=sent, content=body)
+            assert response.status_code == status, headers
+            if status == 403:
+                assert re.search("--allowed-host|--cors-origin", response.json()["error"]["message"])
+        followed = {"host": "localhost", "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+        response = httpx.request(method, url + path, headers=followed, content=body)
+        assert response.status_code == (200 if method == "GET" else 403)  # a link is followed, a form is not sent
+        assert httpx.get(url + "/health", headers={"host": "evil.example"}).status_code == 200
+
+
+def test_a_server_with_keys_may_be_called_anything(service):
+    with serving(service, api_key="secret") as url:
+        headers = {"host": "llm.example", "origin": "https://chat.example", **bearer("secret")}
+        assert httpx.get(url + "/v1/models", headers=headers).status_code == 200
+
+
+def test_a_key_for_some_models_is_told_of_no_others(url, keys, service):
+    service.name = "scripted"
+    assert httpx.post(url + PATH, json=CHAT).status_code == 200  # so that there is something to measure
+    _, text = keys.create("ada", models=["other"], scopes=["models", "metrics"])
+    paths = (
+        "/metrics",
+        "/api/tags",
+        "/api/ps",
+        "/v1/models",
+        "/v1/models/other",
+        "/pelton/models",
+        "/props?model=other",
+    )
+    for path in (*paths, "/slots", "/info", "/v1/prefix_cache/pins"):
+        answer = httpx.get(url + path, headers=bearer(text))
+        assert "scripted" not in answer.text, path
+    for path, body in (
+        (PATH, {**CHAT, "model": "other"}),
+        (PATH, {**CHAT, "model": "alien"}),
+        ("/api/show", {"model": "other"}),
+        ("/pelton/models/unload", {"model": "other"}),
+        ("/tokenize", {"content": "x"}),
+    ):
+        answer = httpx.post(url + path, json=body, headers=bearer(text))
+        assert answer.status_code in (400, 404)
+        assert "scripted" not in answer.text, path
+    _, text = keys.create("bob", models=["scripted"], scopes=["metrics"])
+    assert 'model="scripted"' in httpx.get(url + "/metrics", headers=bearer(text)).text
+
+
+def test_only_who_may_change_the_models_says_how_long_one_stays(url, keys, pool):
+    body = {**CHAT, "stream": False, "keep_alive": 0}
+    for scope, told, kept in (("inference", ["keep_alive"], set()), ("models", None, {0.0, math.inf})):
+        pool.kept.clear()
+        _, text = keys.create(scope, scopes=[scope])
+        answer = httpx.post(url + "/api/chat", json=body, headers=bearer(text)).json()
+        assert answer.get("ignored_params") == told
+        answer = httpx.post(url + "/api/generate", json={"model": "scripted", "keep_alive": -1}, headers=bearer(text))
+        assert answer.status_code == 200
+        assert set(pool.kept) - {None} == kept

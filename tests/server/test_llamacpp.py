@@ -9,6 +9,7 @@ import pytest
 
 from pelton.errors import ContextLengthExceeded
 from pelton.request import Grammar, TextDelta, TextFinish
+from tests.server.scripted import ScriptedPool, ScriptedService, serving_pool
 
 
 def post(url: str, path: str, **body: object) -> httpx.Response:
@@ -193,3 +194,15 @@ def test_what_is_not_built_says_so(url, path):
     response = post(url, path, query="x", documents=["y"])
     assert (response.status_code, response.json()["error"]["type"]) == (501, "not_supported_error")
     assert "scores pairs" in response.json()["error"]["message"]
+
+
+def test_what_only_describes_a_model_loads_none():
+    pool = ScriptedPool(ScriptedService())
+    pool.services = list  # type: ignore[method-assign]
+    with serving_pool(pool) as url:  # type: ignore[arg-type]
+        props = httpx.get(f"{url}/props?model=scripted").json()
+        assert (props["is_sleeping"], props["total_slots"], props["model_path"]) == (True, 0, "a test")
+        assert httpx.get(f"{url}/slots?model=scripted").json() == []
+        info = httpx.get(f"{url}/info?model=scripted").json()
+        assert (info["max_total_tokens"], info["model_sha"]) == (99, None)
+    assert pool.kept == []

@@ -182,7 +182,7 @@ def test_models(client):
     assert [m.id for m in client.models.list()] == ["scripted"]
     card = client.models.retrieve("scripted")
     assert (card.id, card.max_model_len, card.weight_bytes) == ("scripted", 99, 1000)
-    with pytest.raises(openai.NotFoundError, match="there is: scripted"):
+    with pytest.raises(openai.NotFoundError, match="there are: scripted"):
         client.models.retrieve("nobody")
 
 

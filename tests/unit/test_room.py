@@ -45,7 +45,7 @@ def test_what_does_not_fit_with_the_usual_context_gets_what_there_is():
 def test_what_cannot_fit_is_refused_with_numbers():
     with pytest.raises(InsufficientMemory, match=r"x needs at least 300.0 MiB, but only 150.0 MiB .* \(100.0 MiB are"):
         make_room("x", 300 * MIB, 400 * MIB, [held("a", 50 * MIB, 1)], available=100 * MIB)
-    with pytest.raises(InsufficientMemory, match=r"and to stay: a 50.0 MiB"):
+    with pytest.raises(InsufficientMemory, match=r"1 that stay beside it have 50.0 MiB"):
         make_room("x", 120 * MIB, 400 * MIB, [Held("a", 50 * MIB, True, 1.0, False)], available=100 * MIB)
 
 

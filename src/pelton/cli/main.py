@@ -170,6 +170,7 @@ def run(model: str, prompt: tuple[str, ...], **options: Any) -> None:
 @click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False), help="Such keys: KEY or NAME KEY a line.")
 @click.option("--insecure", is_flag=True, default=None, help="Listen beyond this machine without any key.")
 @click.option("--cors-origin", multiple=True, help="Origin of web pages that may use the server; *: all. Repeatable.")
+@click.option("--allowed-host", multiple=True, help="A name of the server, for one without keys; *: any. Repeatable.")
 @click.option("--ssl-certfile", type=click.Path(exists=True, dir_okay=False), help="Serve HTTPS with this certificate.")
 @click.option(
     "--ssl-keyfile", type=click.Path(exists=True, dir_okay=False), help="[default: in the certificate's file]"

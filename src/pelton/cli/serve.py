@@ -25,7 +25,8 @@ def serve(models: tuple[str, ...], *, served_name: str | None, any_model: bool, 
         raise click.UsageError("--draft-model drafts for one MODEL")
     if options["api_key"] == "":
         raise click.UsageError("--api-key is empty: leave it out to serve without keys")
-    options["cors_origin"] = options["cors_origin"] or None
+    for name in ("cors_origin", "allowed_host"):
+        options[name] = options[name] or None
     settings = config.load(**options)
     logs.setup(settings.server.log_format, logging.INFO)
     names = {served_name or model: model for model in models}

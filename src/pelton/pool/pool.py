@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 OVERHEAD = 160 << 20
 """Bytes of a model beside its plan: its engine's Python, and its vocabulary in this process."""
-MAX_LISTED = 20
-"""Names that an error tells at most."""
 
 
 def _nobody(event: Progress | Loading) -> None:
@@ -150,8 +148,7 @@ class Pool:
         up. Raises `ModelNotFound` for one that is not loaded."""
         hold = self._find(name)
         if hold is None:
-            loaded = ", ".join(sorted(self._holds)) or "none"
-            raise ModelNotFound(f"the model {name[:200]!r} is not loaded; loaded: {loaded}", param="model")
+            raise ModelNotFound(f"the model {name[:200]!r} is not loaded", param="model")
         hold.leaves_for = None
         self._retire(hold)
         while self._holds.get(hold.name) is hold:
@@ -241,13 +238,11 @@ class Pool:
         if spec := self._names.find(name):
             return spec
         if not self._is_open:
-            served = ", ".join(spec.name for spec in self._names.all()) or "none"
-            raise ModelNotFound(f"the model {name[:200]!r} is not served here; served: {served}", param="model")
+            raise ModelNotFound(f"the model {name[:200]!r} is not served here", param="model")
         try:
             return self._stored((await asyncio.to_thread(self._shelf.find, name)).name)
         except ModelNotFound:
-            names = ", ".join(card.id for card in (await self.models())[:MAX_LISTED]) or "none"
-            message = f"the model {name[:200]!r} is not in this server's store; there are: {names}"
+            message = f"the model {name[:200]!r} is not in this server's store"
             raise ModelNotFound(message, param="model") from None
 
     def _stored(self, name: str) -> ModelSpec:

@@ -68,8 +68,8 @@ def make_room(
 
 
 def _refusal(name: str, least: int, held: Sequence[Held], available: int, most: int, too_many: int) -> str:
-    others = ", ".join(f"{each.name} {_mib(each.memory)}" for each in held if not each.can_leave)
-    beside = f"; loaded beside it, and to stay: {others}" if others else ""
+    others = [each for each in held if not each.can_leave]  # not by their names: not every client may know those
+    beside = f"; {len(others)} that stay beside it have {_mib(sum(each.memory for each in others))}" if others else ""
     if most < least:
         return (
             f"the model {name} needs at least {_mib(least)}, but only {_mib(most)} of memory can be had "

@@ -91,6 +91,7 @@ class App:
             write_error=self._write_error,
             open_paths=frozenset(operation.path for operation in self.operations if operation.is_open),
             origins=config.cors_origin,
+            hosts=config.allowed_host,
             count=lambda route, method, status: self._metrics.http.labels(route, method, status).inc(),
             max_headers=config.max_headers,
             is_strict=config.strict_params,
@@ -141,7 +142,7 @@ class App:
         check = get("/health", health, "Is the server up?", Health, is_open=True)
 
         async def metrics(request: Request) -> Response:
-            text, media_type = self._metrics.expose(request.headers.get("accept", ""))
+            text, media_type = self._metrics.expose(request.headers.get("accept", ""), models.sees)
             return Response(text, media_type=media_type)
 
         scrape = get(

@@ -3,25 +3,24 @@ draining."""
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from time import perf_counter
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pelton.errors import ClientGone, Forbidden, HeadersTooLarge, InvalidRequest, PeltonError, Unavailable
+from pelton.errors import ClientGone, HeadersTooLarge, InvalidRequest, PeltonError, Unavailable
 from pelton.logs import fields
 from pelton.server.body import Bounds
 from pelton.server.context import Context, current, enter
 from pelton.server.keys import ANYONE, KeyRing
 from pelton.server.limits import Limits
 from pelton.server.store import Store
+from pelton.server.web_pages import WebPages
 
 access = logging.getLogger("pelton.access")
 UNLOGGED = ("/health", "/metrics")
@@ -57,12 +56,13 @@ class Guard:
         write_error: ErrorWriter,
         open_paths: frozenset[str],
         origins: Sequence[str] = (),
+        hosts: Sequence[str] = (),
         count: Callable[[str, str, str], None],
         max_headers: int,
         is_strict: bool,
     ) -> None:
-        """`open_paths` need no key and are answered while draining; `origins` are those of CORS; `count` hears of each
-        request's route, method and status."""
+        """`open_paths` need no key and are answered while draining; `origins` are those of CORS, `hosts` further names
+        of the server; `count` hears of each request's route, method and status."""
         self._app = app
         self._keys = keys
         self._store = store
@@ -72,7 +72,7 @@ class Guard:
         self._count = count
         self._max_headers = max_headers
         self._is_strict = is_strict
-        self._origins = frozenset(origins)
+        self._pages = WebPages(origins, hosts)
         self._door: ASGIApp = self._checked
         if origins:
             self._door = CORSMiddleware(
@@ -152,16 +152,8 @@ class Guard:
         context = current()
         context.key = self._keys.authenticate(_texts(headers))
         if context.key is ANYONE:
-            self._check_origin(headers.get("origin"))
+            self._pages.check(scope["method"], headers)
         context.limits = Limits(self._store, context.key)
-
-    def _check_origin(self, origin: str | None) -> None:
-        """A page from anywhere can send requests to its reader's machine, and does not need to see the answers to do
-        harm. No page has a key, but without keys only pages of this machine and of CORS' origins are let in."""
-        if origin is None or origin in self._origins or "*" in self._origins:
-            return
-        if not _is_local(origin):
-            raise Forbidden(f"pages of {origin[:200]} may not use this server: --cors-origin lets them, and so do keys")
 
 
 def _log(context: Context, scope: Scope, status: int) -> None:
@@ -181,15 +173,6 @@ def _log(context: Context, scope: Scope, status: int) -> None:
             completion_tokens=None if usage is None else usage.completion_tokens,
         ),
     )
-
-
-def _is_local(origin: str) -> bool:
-    """Does the page come from this machine?"""
-    try:
-        host = urlsplit(origin).hostname or ""
-        return host == "localhost" or host.endswith(".localhost") or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _is_on(header: str | None, default: bool) -> bool:

@@ -4,7 +4,8 @@ model."""
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -15,6 +16,7 @@ from starlette.types import ASGIApp
 from pelton import __version__, structured
 from pelton.checks import MAX_CHOICES, MAX_PROMPTS, check_ids, check_range
 from pelton.errors import ContextLengthExceeded, InvalidRequest, PeltonError, Unavailable
+from pelton.pool import StoredModel
 from pelton.request import EmbeddingParams, Request, SamplingParams
 from pelton.server import llamacpp_types as wire
 from pelton.server.answer import answer, ignored_params, using
@@ -160,14 +162,16 @@ class _Operations:
     async def props(self, http: HTTPRequest) -> Response:
         """What the model is."""
         name = await self._models.named(http.query_params.get("model"))
-        async with using(self._models, http, name) as service:
-            return JSON(_props(name, service))
+        found = await self._models.look_at(name)
+        return JSON(_props(name, found, await self._models.metadata(name) if isinstance(found, StoredModel) else {}))
 
     async def slots(self, http: HTTPRequest) -> Response:
         """Places for sequences, and how many are taken."""
-        async with using(self._models, http, await self._models.named(http.query_params.get("model"))) as service:
-            running = service.engine.counters.num_running
-            total, context = service.engine.info.max_sequences, service.context
+        found = await self._models.look_at(await self._models.named(http.query_params.get("model")))
+        if isinstance(found, StoredModel):  # there are none before it is loaded, and to look at them loads nothing
+            return JSON([])
+        running = found.engine.counters.num_running
+        total, context = found.engine.info.max_sequences, found.context
         if http.query_params.get("fail_on_no_slot") == "1" and running >= total:
             raise Unavailable("no slot is free")
         return JSON([wire.Slot(id=i, n_ctx=context, is_processing=i < running) for i in range(total)])
@@ -208,7 +212,12 @@ async def _answer(
         msgspec.structs.replace(base, id=f"{base.id}-{i}", prompt_ids=tuple(ids)) for i, ids in enumerate(prompts)
     ]
     texts = [service.tokenizer.decode(ids, skip_special=False) for ids in prompts]
-    return await answer(models, http, LlamaReply(body, extras, requests, texts, _settings(body, service)), requests)
+    return await answer(
+        models,
+        http,
+        LlamaReply(body, extras, requests, texts, _settings(body, service.name, service.context)),
+        requests,
+    )
 
 
 async def _encoded(service: Service, given: str | list[str | int | list[str | int]]) -> list[list[int]]:
@@ -268,7 +277,7 @@ def _logit_bias(given: wire.Bias) -> dict[int, float]:
     return biases
 
 
-def _settings(body: wire.CompletionRequest, service: Service) -> dict[str, Any]:
+def _settings(body: wire.CompletionRequest, name: str, context: int) -> dict[str, Any]:
     """`generation_settings`."""
     names = (*_SAME, *_RENAMED, "n_predict", "seed", "n_probs", "stream", "dry_sequence_breakers")
     stop = [body.stop] if isinstance(body.stop, str) else list(body.stop or ())
@@ -276,32 +285,46 @@ def _settings(body: wire.CompletionRequest, service: Service) -> dict[str, Any]:
         "stop": stop,
         "max_tokens": body.n_predict,
         "grammar": body.grammar or "",
-        "n_ctx": service.context,
-        "model": service.name,
+        "n_ctx": context,
+        "model": name,
     }
 
 
-def _props(name: str, service: Service) -> wire.Props:
-    tokenizer = service.tokenizer
-    settings = _settings(wire.CompletionRequest(), service)
+def _props(name: str, found: Service | StoredModel, metadata: Mapping[str, Any]) -> wire.Props:
+    """`metadata`: of the model's file, where it is not loaded."""
+    if isinstance(found, StoredModel):
+        slots, file, template = 0, PurePath(found.source).name, metadata.get("tokenizer.chat_template")
+        bos, eos = (_named(metadata, f"tokenizer.ggml.{each}_token_id") for each in ("bos", "eos"))
+    else:
+        slots, file, template = found.engine.info.max_sequences, found.path.name, found.chat_template
+        text, end_ids = found.tokenizer.token_text, found.tokenizer.end_ids
+        bos = "" if found.tokenizer.bos_id is None else text(found.tokenizer.bos_id)
+        eos = text(end_ids[0]) if end_ids else ""
+    context = found.context or 0
     return wire.Props(
         default_generation_settings={
             "id": 0,
             "id_task": -1,
-            "n_ctx": service.context,
+            "n_ctx": context,
             "speculative": False,
             "is_processing": False,
-            "params": settings,
+            "params": _settings(wire.CompletionRequest(), found.name, context),
         },
-        total_slots=service.engine.info.max_sequences,
+        total_slots=slots,
         model_alias=name,
-        model_path=service.path.name,
-        chat_template=service.chat_template or "",
-        bos_token="" if tokenizer.bos_id is None else tokenizer.token_text(tokenizer.bos_id),
-        eos_token=tokenizer.token_text(tokenizer.end_ids[0]) if tokenizer.end_ids else "",
+        model_path=file,
+        chat_template=str(template or ""),
+        bos_token=bos,
+        eos_token=eos,
         modalities={"vision": False, "audio": False},
         build_info=f"pelton {__version__}",
+        is_sleeping=isinstance(found, StoredModel),
     )
+
+
+def _named(metadata: Mapping[str, Any], key: str) -> str:
+    id, tokens = metadata.get(key), metadata.get("tokenizer.ggml.tokens", ())
+    return str(tokens[id]) if isinstance(id, int) and 0 <= id < len(tokens) else ""
 
 
 def _listed(extras: dict[str, Any]) -> list[str] | msgspec.UnsetType:

@@ -263,6 +263,8 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
     eos_token: str
     modalities: dict[str, bool]
     build_info: str
+    is_sleeping: bool
+    """Is it not loaded? Then there are no slots, and the context is what it was trained for."""
 
 
 class LlamaErrorBody(msgspec.Struct, frozen=True, kw_only=True):

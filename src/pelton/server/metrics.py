@@ -6,7 +6,7 @@ docs/metrics.md lists them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info
@@ -119,10 +119,11 @@ class Metrics:
             found = self._of[model] = ModelMetrics(self, model)
         return found
 
-    def expose(self, accept: str) -> tuple[bytes, str]:
-        """All of them in the form that an Accept header asks for, and its media type."""
+    def expose(self, accept: str, sees: Callable[[str], bool]) -> tuple[bytes, str]:
+        """Those of no model and of models that are seen, in the form that an Accept header asks for, and its media
+        type."""
         encode, media_type = choose_encoder(accept)
-        return encode(self), media_type
+        return encode(_Seen(self, sees)), media_type
 
     def collect(self) -> Iterator[Metric]:
         """All metrics as they stand, under both names (what Prometheus' encoders ask for)."""
@@ -130,6 +131,24 @@ class Metrics:
             yield metric
             for alias in VLLM.get(metric.name, ()):
                 yield _renamed(metric, alias)
+
+
+class _Seen:
+    """Metrics without those of models that somebody does not see, as Prometheus' encoders ask for them."""
+
+    def __init__(self, metrics: Metrics, sees: Callable[[str], bool]) -> None:
+        self._metrics, self._sees = metrics, sees
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._metrics.collect():
+            seen = [each for each in metric.samples if self._sees_labels(each.labels)]
+            if len(seen) < len(metric.samples):
+                metric.samples = seen
+            yield metric
+
+    def _sees_labels(self, labels: Mapping[str, str]) -> bool:
+        model = labels.get("model", labels.get("model_name"))
+        return model is None or self._sees(model)
 
 
 class ModelMetrics:

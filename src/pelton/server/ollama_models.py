@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ from pelton.pool import (
 )
 from pelton.server import ollama_types as wire
 from pelton.server.answer import ignored_params, known
+from pelton.server.context import current
 from pelton.server.models import Models
 from pelton.server.ollama_reply import error_body, timestamp
 from pelton.server.operation import Operation, get, post
@@ -34,6 +36,8 @@ from pelton.server.wire import JSON, LINES, EventStream, json_line, read, unless
 
 FOREVER = 253402300799.0
 """The last second of the year 9999: until when a model stays that is never unloaded."""
+MAX_SENT = 1024
+"""Files of which it is kept who has sent them."""
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 
 
@@ -90,6 +94,8 @@ class _Administration:
 
     def __init__(self, models: Models) -> None:
         self._models = models
+        self._sent: OrderedDict[tuple[str, str], None] = OrderedDict()
+        """(key's id, digest) of the last files that came."""
 
     async def tags(self, _: HTTPRequest) -> Response:
         """The models there are."""
@@ -155,6 +161,8 @@ class _Administration:
             preset = _preset(body)
             if body.files:
                 pool, ((file, sha256),) = self._models.pool_for(body.model), _files(body.files)
+                if not await self._sees_blob(sha256):
+                    raise InvalidRequest(f"files: there is no blob sha256:{sha256}: send it first", param="files")
                 await pool.create_of_blob(body.model, file, sha256, preset)
             else:
                 assert body.base is not None
@@ -184,7 +192,8 @@ class _Administration:
 
     async def has_blob(self, http: HTTPRequest) -> Response:
         """Was this file sent?"""
-        if not await self._models.pool_for().has_blob(_digest(http.path_params["digest"])):
+        sha256 = _digest(http.path_params["digest"])
+        if not await self._models.pool_for().has_blob(sha256) or not await self._sees_blob(sha256):
             raise NotHere(f"there is no blob {http.path_params['digest']}", param="digest")
         return Response()
 
@@ -197,7 +206,17 @@ class _Administration:
             await self._models.pool_for().take_blob(sha256, http.stream(), size)
         except ClientDisconnect:
             raise ClientGone("the client went away before its file had arrived") from None
+        self._sent[current().key.id, sha256] = None
+        if len(self._sent) > MAX_SENT:
+            self._sent.popitem(last=False)
         return Response(status_code=201)
+
+    async def _sees_blob(self, sha256: str) -> bool:
+        """May the caller know of this file? One whose key is for some models knows theirs, and what it has sent."""
+        key = current().key
+        if key.models is None or (key.id, sha256) in self._sent:
+            return True
+        return any(model.digest == sha256 for model in await self._models.available())
 
 
 def tagged(name: str) -> str:

@@ -15,6 +15,7 @@ from pelton.pool import jinja
 from pelton.request import Grammar, Message, Request, SamplingParams, Tool
 from pelton.server import ollama_types as wire
 from pelton.server.answer import left_open
+from pelton.server.context import current
 
 DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 """Ollama's own, where neither the request nor the model says otherwise."""
@@ -42,6 +43,8 @@ def asked(body: wire.Common) -> Asked:
     for name in ("truncate", "shift"):
         if getattr(body, name):
             ignored[name] = True  # nothing is ever cut: what does not fit is refused, or ends
+    if body.keep_alive is not None and not current().key.may("models"):
+        ignored["keep_alive"] = True  # `Models.use`
     request = Request(
         id=f"ollama-{secrets.token_hex(12)}",
         model=body.model,

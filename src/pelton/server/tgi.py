@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from pelton import __version__, structured
 from pelton.checks import MAX_CHOICES, MAX_STRINGS
 from pelton.errors import InvalidRequest
+from pelton.pool import StoredModel
 from pelton.request import Grammar, Request, SamplingParams
 from pelton.server import tgi_types as wire
 from pelton.server.answer import answer, using
@@ -89,18 +90,20 @@ class _Operations:
     async def info(self, http: HTTPRequest) -> Response:
         """What the server can."""
         name = await self._models.named(http.query_params.get("model"))
-        async with using(self._models, http, name) as service:
-            told = wire.Info(
+        found = await self._models.look_at(name)
+        context = found.context or 1
+        return JSON(
+            wire.Info(
                 model_id=name,
-                model_sha=service.fingerprint,
-                max_concurrent_requests=service.engine.info.max_sequences,
+                model_sha=None if isinstance(found, StoredModel) else found.fingerprint,
+                max_concurrent_requests=0 if isinstance(found, StoredModel) else found.engine.info.max_sequences,
                 max_best_of=MAX_CHOICES,
                 max_stop_sequences=MAX_STRINGS,
-                max_input_tokens=service.context - 1,
-                max_total_tokens=service.context,
+                max_input_tokens=context - 1,
+                max_total_tokens=context,
                 version=__version__,
             )
-        return JSON(told)
+        )
 
 
 def _last(ids: Sequence[int], count: int | None) -> tuple[int, ...]:
