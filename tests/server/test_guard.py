@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import re
+import resource
 import socket
 import threading
 import time
@@ -522,3 +524,29 @@ def test_only_who_may_change_the_models_says_how_long_one_stays(url, keys, pool)
         answer = httpx.post(url + "/api/generate", json={"model": "scripted", "keep_alive": -1}, headers=bearer(text))
         assert answer.status_code == 200
         assert set(pool.kept) - {None} == kept
+
+
+@contextlib.contextmanager
+def no_room() -> Iterator[None]:
+    """No file can grow."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_new_home_on_a_full_disk_serves_without_keys(file, caplog):
+    pool, config = ScriptedPool(ScriptedService()), ServerConfig(store=str(file))
+    with no_room():
+        app = App(pool, config)  # type: ignore[arg-type]
+    assert app.keys.is_empty
+    assert re.search("keys, the ledger .* and all that is stored .* are off: .*server.sqlite", caplog.text)
+    assert not list(file.parent.iterdir())  # the next start finds no half of a store
+    app.close()
+    App(pool, config).close()  # type: ignore[arg-type]
+    assert file.stat().st_size
+    file.write_bytes(b"x" * 100)
+    with pytest.raises(ConfigError, match="cannot be used"):  # it may have had keys
+        App(pool, config)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 import stat
 import time
@@ -12,11 +13,12 @@ import pytest
 
 from pelton.errors import ConfigError, InvalidRequest, RateLimited, Unauthorized, Unavailable
 from pelton.request import Usage
+from pelton.server import ledger as ledger_module
 from pelton.server import limits
-from pelton.server.keys import ANYONE, KeyRing, KeyStore, given_keys
+from pelton.server.keys import ANYONE, Key, KeyRing, KeyStore, given_keys
 from pelton.server.ledger import Ledger, used
 from pelton.server.limits import Limits, duration
-from pelton.server.store import MIGRATIONS, Store
+from pelton.server.store import MIGRATIONS, Connection, Store
 
 
 @pytest.fixture
@@ -230,3 +232,65 @@ def test_the_ledger_adds_up(store):
         ("m", 2, 1, 5, 3, 2), ("other", 1, 0, 1, 0, 0),
     ]  # fmt: skip
     assert used(store, "2999-01-01") == []
+
+
+def full(store: Store) -> None:
+    """Let the store's disk be full."""
+    store.write(lambda connection: connection.execute("PRAGMA max_page_count = 1")).result()
+
+
+def freed(store: Store) -> None:
+    store.write(lambda connection: connection.execute("PRAGMA max_page_count = 100000")).result()
+
+
+def big(connection: Connection) -> None:
+    connection.execute("INSERT INTO settings VALUES (hex(randomblob(8)), randomblob(100000))")
+
+
+def test_the_ledger_keeps_what_a_full_disk_cannot_take(store, caplog, monkeypatch):
+    insert = ledger_module._insert
+    monkeypatch.setattr(ledger_module, "_insert", lambda connection, rows: (big(connection), insert(connection, rows)))
+    monkeypatch.setattr(ledger_module, "FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr(ledger_module, "RETRY_SECONDS", 0.01)
+    full(store)
+
+    async def main() -> None:
+        ledger = Ledger(store)
+        for i in range(20):
+            ledger.add("k", f"m{i % 2}", Usage(prompt_tokens=1), is_failed=False)
+            await asyncio.sleep(0.01)
+        freed(store)
+        while not used(store):
+            await asyncio.sleep(0.01)
+        full(store)
+        ledger.add("k", "lost", Usage(prompt_tokens=77), is_failed=False)
+        ledger.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+    assert [(row.model, row.requests, row.prompt_tokens) for row in used(store)] == [("m0", 10, 10), ("m1", 10, 10)]
+    assert len(re.findall("is kept until it can be: .* is full", caplog.text)) == 2  # once for each time
+    assert re.search("not written of what keys have used: 1 entries, .*'lost'.*77", caplog.text)
+
+
+def test_what_comes_after_the_end_of_the_store_fails_and_is_told(store, caplog):
+    store.close()
+    assert isinstance(store.write(lambda connection: None).exception(), Unavailable)
+    assert "came to be written" in caplog.text
+    with pytest.raises(Unavailable, match="shutting down"):
+        store.read("SELECT 1")
+    key = Key(id="k", name="k", scopes=frozenset(), tpm=9)
+    Limits(store, key).settle("tokens", 3)  # at the end of a request that was cut off
+    with pytest.raises(Unavailable, match="shutting down"):
+        asyncio.run(Limits(store, key).take("tokens", 3))
+
+
+def test_a_store_that_needs_no_change_opens_where_nothing_can_be_written(tmp_path, monkeypatch):
+    Store(tmp_path / "s").close()
+    first = Store(tmp_path / "s")
+    _, text = KeyStore(first).create("ada")
+    monkeypatch.setattr(Store, "_transact", lambda *_: pytest.fail("it was written"))
+    second = Store(tmp_path / "s")
+    assert KeyStore(second).find(text).name == "ada"
+    monkeypatch.undo()
+    first.close()
+    second.close()

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,7 @@ class App:
     def close(self) -> None:
         """Write down what is left to be written."""
         if self._ledger is not None:
-            self._ledger.flush()
+            self._ledger.close()
         self._stored.close()
         if self._store is not None:
             self._store.close()
@@ -206,12 +206,16 @@ def _open_store(path: str) -> Store | None:
     """None where there is none and none can be made: what a key needs is there, or there is no key."""
     if not path:
         return None
+    is_new = not os.path.lexists(path) or (Path(path).is_file() and not Path(path).stat().st_size)
     try:
         return Store(Path(path))
     except ConfigError as error:
-        if os.path.lexists(path):
+        if not is_new:
             raise
-        log.warning("keys cannot be made, and nothing is kept of what is used: %s", error)
+        for left in (path, f"{path}-wal", f"{path}-shm", f"{path}-journal"):  # of a disk that was full halfway
+            with suppress(OSError):
+                Path(left).unlink()
+        log.warning("keys, the ledger of what they use, and all that is stored (responses, files) are off: %s", error)
         return None
 
 

@@ -23,6 +23,8 @@ from pelton.server.protocol import bounded_protocol
 
 log = logging.getLogger("pelton.server")
 
+LAST_SECONDS = 2.0
+"""For answers that were cut off to end in."""
 BACKLOG = 2048
 """Connections that may wait to be accepted."""
 
@@ -188,4 +190,8 @@ class Server:
             await running
         finally:
             await self._pool.close()
+            if tasks := list(self._uvicorn.server_state.tasks):  # what was cut short has something to write down
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks, timeout=LAST_SECONDS)
             self._app.close()

@@ -23,6 +23,7 @@ from pelton.errors import ConfigError, Unavailable
 log = logging.getLogger("pelton.server")
 T = TypeVar("T")
 
+CLOSED = "the server is shutting down: nothing is kept any more"
 BUSY_SECONDS = 5.0
 """How long another process's writing is waited for."""
 
@@ -71,11 +72,15 @@ class Store:
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
             path.chmod(0o600)  # also one that has been copied here: it holds what hashes keys
             self._writer = self._connect()
-            self._transact(self._migrate)
+            if not self._is_current():  # what needs no change is read where nothing can be written, too
+                self._transact(self._migrate)
             self._reader = self._connect()
             self._reader.execute("PRAGMA query_only = on")
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"the server's store {path} cannot be used: {error}", param="store") from None
+        self._is_closed = False
+        self._trouble = ""
+        """Why it could not be used the last time; "": it could."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pelton store")
 
     def _connect(self) -> sqlite3.Connection:
@@ -84,6 +89,10 @@ class Store:
         connection.execute("PRAGMA synchronous = normal")
         connection.execute("PRAGMA secure_delete = on")
         return connection
+
+    def _is_current(self) -> bool:
+        (version,) = self._writer.execute("PRAGMA user_version").fetchone()
+        return bool(version == len(MIGRATIONS))
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -98,21 +107,33 @@ class Store:
 
     def read(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """All rows that a SELECT gives."""
+        if self._is_closed:
+            raise Unavailable(CLOSED)
         with self._usable():
             return self._reader.execute(statement, values).fetchall()
 
     def write(self, work: Callable[[sqlite3.Connection], T]) -> Future[T]:
         """Do `work` as one transaction in the store's thread, after what was handed over before. An exception in it
-        undoes it."""
+        undoes it. Never raises: what comes after `close` fails, and is logged."""
 
         def run() -> T:
             with self._usable():
-                return self._transact(work)
+                result = self._transact(work)
+            if self._trouble:
+                self._trouble = ""
+                log.warning("the server's store %s can be written again", self.path)
+            return result
 
+        return self._submit(run)
+
+    def _submit(self, run: Callable[[], T]) -> Future[T]:
         try:
             return self._thread.submit(run)
         except RuntimeError:  # it is closed
-            raise Unavailable("the server has ended") from None
+            log.warning("something came to be written to the server's store %s after its end, and was not", self.path)
+            failed: Future[T] = Future()
+            failed.set_exception(Unavailable(CLOSED))
+            return failed
 
     async def written(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """`write`, awaited."""
@@ -127,7 +148,7 @@ class Store:
             with self._usable():
                 self._writer.execute("PRAGMA wal_checkpoint(truncate)")
 
-        await asyncio.wrap_future(self._thread.submit(checkpoint))
+        await asyncio.wrap_future(self._submit(checkpoint))
         return result
 
     @contextmanager
@@ -135,7 +156,9 @@ class Store:
         try:
             yield
         except sqlite3.Error as error:
-            log.error("the server's store %s cannot be used: %s", self.path, error)
+            if str(error) != self._trouble:  # once, and not for each request
+                self._trouble = str(error)
+                log.error("the server's store %s cannot be used: %s", self.path, error)
             raise Unavailable(f"the server's store cannot be used: {error}") from error
 
     def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -153,6 +176,9 @@ class Store:
     def secret(self, name: str) -> bytes:
         """32 random bytes, the same ones for this name in every process that opens the file."""
 
+        if found := self.read("SELECT value FROM settings WHERE name = ?", (name,)):
+            return bytes(found[0][0])
+
         def make(connection: sqlite3.Connection) -> bytes:
             connection.execute("INSERT OR IGNORE INTO settings VALUES (?, ?)", (name, secrets.token_bytes(32)))
             (value,) = connection.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
@@ -163,6 +189,7 @@ class Store:
     def close(self) -> None:
         """Finish what is to be written, and close. May be called twice."""
         self._thread.shutdown(wait=True)
+        self._is_closed = True
         self._reader.close()
         self._writer.close()
 
