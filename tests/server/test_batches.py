@@ -171,6 +171,20 @@ def test_completions_too_and_what_fails_is_in_the_error_file(client, url):
     assert 'pelton_batch_requests_total{outcome="failed"} 2.0' in text
 
 
+def test_embeddings_and_responses_too(client, service):
+    for endpoint, body in (
+        ("/v1/embeddings", {"input": ["a", "b"], "messages": None}),
+        ("/v1/responses", {"input": "Hi", "messages": None}),
+    ):
+        lines = [line("good", endpoint, **body), line("late", endpoint, **body, background=True)]
+        batch = wait(client, begin(client, *lines, endpoint=endpoint).id)
+        assert batch.usage.input_tokens > 0, endpoint
+        assert results(client, batch.output_file_id)["good"]["response"]["status_code"] == 200
+        error = results(client, batch.error_file_id)["late"]["response"]["body"]["error"]
+        assert error["param"] == "background"
+    assert {request.priority for request in service.requests} == {IDLE}
+
+
 GOOD = line("a")
 
 
@@ -246,7 +260,7 @@ def test_a_batch_is_cancelled_and_keeps_what_is_done(client, service):
     service.num_answered, service.is_shut = 0, True
     other = begin(client, *(line(str(i)) for i in range(8)))
     wait(client, other.id, lambda batch: batch.status == "in_progress")
-    with pytest.raises(openai.BadRequestError, match="input of batch"):
+    with pytest.raises(openai.ConflictError, match="input of batch"):
         client.files.delete(other.input_file_id)
     assert client.batches.cancel(other.id).status in ("cancelling", "cancelled")
     batch = wait(client, other.id)

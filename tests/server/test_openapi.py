@@ -20,8 +20,8 @@ HELD = ("not_a_server_error", "status_code_conformance", "content_type_conforman
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with serving(ScriptedService()) as address:
+def url(tmp_path_factory) -> Iterator[str]:
+    with serving(ScriptedService(), store=str(tmp_path_factory.mktemp("home") / "server.sqlite")) as address:
         yield address
 
 

@@ -27,7 +27,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     errors: list[LineError]
 
 
-def lines(path: Path, max_line: int) -> Iterator[tuple[int, bytes]]:
+def lines(path: Path, max_line: int = 1 << 40) -> Iterator[tuple[int, bytes]]:
     """(number from 1, bytes) of the lines that are not blank. Of one that is longer than `max_line` there are
     `max_line` + 1 bytes."""
     with path.open("rb") as file:

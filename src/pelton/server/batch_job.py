@@ -39,6 +39,7 @@ EXPIRED = Failure(
     code="batch_expired",
     message="This request could not be executed before the completion window expired.",
 )
+GONE = LineError(code="file_not_found", message="the input file is gone", param="input_file_id")
 MAX_TOGETHER = 1000
 """Lines that are written at once."""
 
@@ -115,6 +116,8 @@ class BatchJob:
                 return Outcome("failed", errors)
             batch = await self._means.batches.change(self._id, self._begun)
         async with self._means.turn(self._job):
+            if not self._input.is_file():
+                return Outcome("failed", [GONE])
             await self._run_lines(batch.model or "")
         return Outcome("completed")
 
@@ -126,7 +129,7 @@ class BatchJob:
                 batch_input.check, self._input, endpoint, max_lines=means.max_lines, max_line=means.max_line
             )
         except FileNotFoundError:
-            return [LineError(code="file_not_found", message="the input file is gone", param="input_file_id")]
+            return [GONE]
         if checked.errors:
             return checked.errors
         try:
@@ -143,7 +146,7 @@ class BatchJob:
 
     async def _run_lines(self, model: str) -> None:
         async with asyncio.TaskGroup() as group:
-            for _, line in batch_input.lines(self._input, self._means.max_line):
+            for _, line in batch_input.lines(self._input):
                 given = batch_input.read(line)
                 await asyncio.sleep(0)
                 if given.custom_id not in self._log.done:
@@ -204,7 +207,7 @@ class BatchJob:
             await self._write(some)
 
     def _left(self) -> list[list[OutputLine]]:
-        ids = [batch_input.read(line).custom_id for _, line in batch_input.lines(self._input, self._means.max_line)]
+        ids = [batch_input.read(line).custom_id for _, line in batch_input.lines(self._input)]
         left = [
             OutputLine(id=_new_id(), custom_id=custom_id, response=None, error=EXPIRED)
             for custom_id in ids

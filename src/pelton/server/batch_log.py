@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +30,7 @@ class BatchLog:
     def __init__(self, output: Path, errors: Path) -> None:
         self._paths = (output, errors)
         self._files: list[BinaryIO] = []
+        self._to_add: deque[OutputLine] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pelton batch")
         self.done: set[str] = set()
         """The `custom_id` of each line."""
@@ -59,9 +61,12 @@ class BatchLog:
 
     async def add(self, lines: Sequence[OutputLine]) -> None:
         """Write lines down. They are safe when this returns, and are written even where it is cancelled."""
-        await self._do(self._add, lines)
+        self._to_add.extend(lines)
+        await self._do(self._add)
 
-    def _add(self, lines: Sequence[OutputLine]) -> None:
+    def _add(self) -> None:
+        """Write all that is to be written: what came while the last lines were synced is synced at once."""
+        lines = [self._to_add.popleft() for _ in range(len(self._to_add))]
         for file, is_failed in zip(self._files, (False, True), strict=True):
             mine = [line for line in lines if is_failure(line) is is_failed]
             if mine:

@@ -14,7 +14,7 @@ import filelock
 import msgspec
 
 from pelton.config import ServerConfig
-from pelton.errors import EngineDied
+from pelton.errors import EngineDied, PeltonError
 from pelton.server.batch_job import BatchJob, Means, Outcome
 from pelton.server.batch_store import BatchStore, Job
 from pelton.server.batch_types import InputLine
@@ -93,7 +93,10 @@ class BatchRunner:
             while True:
                 self._woken.clear()
                 if not self._is_draining() and _is_mine(lock):
-                    await self._look()
+                    try:
+                        await self._look()
+                    except (PeltonError, OSError) as error:
+                        log.error("batches cannot be looked after now: %s", error)
                 try:
                     async with asyncio.timeout(LOOK_SECONDS):
                         await self._woken.wait()

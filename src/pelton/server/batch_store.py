@@ -43,7 +43,8 @@ class BatchStore:
 
     async def create(self, asked: BatchRequest, owner: str) -> Batch:
         """A new batch, to be validated. Raises `NotFound` for its input, or `RequestTooLarge` where there are too
-        many."""
+        many of them, or of their owner's files."""
+        self._files.room(owner)  # for what it will write
         now = int(time.time())
         batch = Batch(
             id=f"batch_{secrets.token_hex(12)}",

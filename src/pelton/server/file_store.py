@@ -11,13 +11,14 @@ import asyncio
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from pelton.config import ServerConfig
-from pelton.errors import InvalidRequest, NotFound, RequestTooLarge
+from pelton.errors import Conflict, InvalidRequest, NotFound, RequestTooLarge
 from pelton.server.file_types import MAX_LIFE, FileObject
 from pelton.server.store import Connection, Store
 
@@ -35,6 +36,8 @@ class FileStore:
         self._max_file = int(config.max_file)
         self._max_files = config.max_files
         self._max_total = int(config.max_files_size)
+        self.num_coming: Counter[str] = Counter()
+        """Bytes of each owner's uploads."""
         self.folder = store.path.with_suffix(".files")
 
     def path(self, id: str) -> Path:
@@ -89,25 +92,28 @@ class FileStore:
         statement = f"SELECT {_COLUMNS} FROM files WHERE {conditions} ORDER BY number {order} LIMIT ?"
         return [_file(row) for row in self._store.read(statement, (*values, limit))]
 
-    def room(self, owner: str) -> int:
-        """Bytes that an owner's next file may have. Raises `RequestTooLarge` where there may be no further one."""
+    def room(self, owner: str, num_come: int = 0) -> int:
+        """Bytes that may still come of an owner's next file, of which there are `num_come`. Raises `RequestTooLarge`
+        where there may be no further one."""
         ((count, total),) = self._store.read(
             "SELECT count(*), coalesce(sum(bytes), 0) FROM files WHERE owner = ?", (owner,)
         )
         if count >= self._max_files:
             raise RequestTooLarge(f"there are {count} files, and there may be {self._max_files}: delete some")
-        if total >= self._max_total:
+        left = self._max_total - int(total) - self.num_coming[owner]
+        if left <= 0:
             raise RequestTooLarge(f"the files have {total} bytes, and may have {self._max_total}: delete some")
-        return min(self._max_file, self._max_total - int(total))
+        return min(self._max_file - num_come, left)
 
     @asynccontextmanager
     async def upload(self, owner: str) -> AsyncIterator[Upload]:
         """A file that is being sent; gone again unless it is kept."""
-        room = self.room(owner)
-        new = await asyncio.to_thread(Upload, self, owner, room)
+        self.room(owner)
+        new = await asyncio.to_thread(Upload, self, owner)
         try:
             yield new
         finally:
+            self.num_coming[owner] -= new.num_bytes
             await asyncio.to_thread(new.close)
 
     async def insert(self, owner: str, file: FileObject) -> None:
@@ -115,13 +121,13 @@ class FileStore:
         await self._store.written(lambda connection: insert(connection, owner, file))
 
     async def delete(self, id: str, owner: str) -> None:
-        """Raises `NotFound`, or `InvalidRequest` for the input of a batch that is not over."""
+        """Raises `NotFound`, or `Conflict` for the input of a batch that is not over."""
         self.find(id, owner)
 
         def remove(connection: Connection) -> None:
             using = connection.execute("SELECT id FROM batches WHERE input_file_id = ? AND is_open", (id,)).fetchone()
             if using is not None:
-                raise InvalidRequest(f"the file {id} is the input of {using[0]}, which is not over", param="file_id")
+                raise Conflict(f"the file {id} is the input of {using[0]}, which is not over", param="file_id")
             connection.execute("DELETE FROM files WHERE id = ?", (id,))
 
         await self._store.written(remove)
@@ -149,15 +155,16 @@ class FileStore:
     def _remove_unknown(self, known: set[str]) -> None:
         oldest = time.time() - STALE_SECONDS
         for path in self.folder.iterdir():
-            if path.name.startswith("file-") and path.name not in known and path.stat().st_mtime < oldest:
-                path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # its upload has ended
+                if path.name.startswith("file-") and path.name not in known and path.stat().st_mtime < oldest:
+                    path.unlink()
 
 
 class Upload:
     """A file that is being sent."""
 
-    def __init__(self, files: FileStore, owner: str, room: int) -> None:
-        self._files, self._owner, self._room = files, owner, room
+    def __init__(self, files: FileStore, owner: str) -> None:
+        self._files, self._owner = files, owner
         self._id = files.new_id()
         self.num_bytes = 0
         files.folder.mkdir(mode=0o700, exist_ok=True)
@@ -166,9 +173,11 @@ class Upload:
 
     async def take(self, data: bytes) -> None:
         """The file's next bytes. Raises `RequestTooLarge`."""
+        if len(data) > (room := self._files.room(self._owner, self.num_bytes)):
+            message = f"the file is larger than the {self.num_bytes + room} bytes that it may have"
+            raise RequestTooLarge(message, param="file")
         self.num_bytes += len(data)
-        if self.num_bytes > self._room:
-            raise RequestTooLarge(f"the file is larger than the {self._room} bytes that it may have", param="file")
+        self._files.num_coming[self._owner] += len(data)
         await asyncio.to_thread(on_disk, self._file.write, data)
 
     async def keep(self, filename: str, purpose: str, seconds: int | None) -> FileObject:
@@ -185,7 +194,6 @@ class Upload:
         )
         await asyncio.to_thread(on_disk, self._settle)
         try:
-            self._files.room(self._owner)
             await self._files.insert(self._owner, file)
         except BaseException:
             self._files.path(self._id).unlink(missing_ok=True)
