@@ -29,8 +29,10 @@ def cpu_seconds(pid: int) -> float:
     return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13])) / TICK
 
 
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def engines(pid: int) -> list[int]:
+    """Of a server."""
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [child for child in children if b"pelton.engine.process" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 class Server:
@@ -40,7 +42,7 @@ class Server:
         assert self.process.stderr is not None
         address = next(found[1] for line in self.process.stderr if (found := re.search(r"is ready at (\S+)", line)))
         self.target = asyncio.run(find("m", Address(address)))
-        (self.engine,) = children(self.process.pid)
+        (self.engine,) = engines(self.process.pid)
 
     def run(self, args: argparse.Namespace, seed: int) -> tuple[float, float, float]:
         """Tokens per second; CPU milliseconds per token of the server's process, and of the engine's."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 HOMES = {
     "tokenizers": ("text/byte_pairs.py",),
-    "minijinja": ("text/template.py",),
+    "minijinja": ("text/jinja.py",),
     "llguidance": ("engine/constraints.py", "engine/grammar_forms.py", "engine/grammar_trial.py"),
     "jsonschema": ("text/validation.py",),
     "referencing": ("text/validation.py",),

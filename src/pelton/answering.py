@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -130,10 +131,10 @@ class Answer:
                         for told in self._prompt.take(event):
                             yield told
                     case TokenEvent():
-                        for piece in self._take(event):
+                        for piece in await self._take(event):
                             yield piece
                     case Finish():
-                        for piece in self._end(event):
+                        for piece in await self._end(event):
                             yield piece
                     case Done(usage=usage, queued=queued, prefill=prefill):
                         yield TextDone(usage=self._count(usage), queued=queued, prefill=prefill)
@@ -153,7 +154,7 @@ class Answer:
         if (grammar := self._request.grammar) is not None:
             self._unenforced = tuple(f"{grammar.param} is not enforced in full: {each}" for each in warnings)
 
-    def _take(self, event: TokenEvent) -> list[ChoiceEvent]:
+    async def _take(self, event: TokenEvent) -> list[ChoiceEvent]:
         choice = self._choices[event.choice]
         if choice.is_finished:  # A stop string has ended it; the engine hears of it only now.
             return []
@@ -166,28 +167,27 @@ class Answer:
         choice.num_thought += was_thinking or (choice.parser is not None and choice.parser.is_thinking)
         if choice.stream.stopped_by is not None:
             self._engine.abort(self._request.id, event.choice)
-            events += self._finish(event.choice, "stop", choice.stream.stopped_by)
+            events += await self._finish(event.choice, "stop", choice.stream.stopped_by)
         elif self._has_called(choice):
             self._engine.abort(self._request.id, event.choice)
-            events += self._finish(event.choice, "stop", None)
+            events += await self._finish(event.choice, "stop", None)
         return events
 
     def _has_called(self, choice: _Choice) -> bool:
         """Has it made the one call that it may make?"""
         return self._asked.is_one_call and choice.parser is not None and choice.parser.num_complete_calls > 0
 
-    def _end(self, event: Finish) -> list[ChoiceEvent]:
+    async def _end(self, event: Finish) -> list[ChoiceEvent]:
         choice = self._choices[event.choice]
         if choice.is_finished:
             return []
         choice.num_tokens += event.stop_id is not None
         choice.logprob += event.logprob or 0.0
         stop = event.stop_id if event.stop_id in self._stop_ids else None
-        return self._finish(event.choice, event.reason, stop)
+        return await self._finish(event.choice, event.reason, stop)
 
-    def _finish(self, index: int, reason: AnswerReason, stop: str | int | None) -> list[ChoiceEvent]:
+    async def _finish(self, index: int, reason: AnswerReason, stop: str | int | None) -> list[ChoiceEvent]:
         choice = self._choices[index]
-        choice.is_finished = True
         events: list[ChoiceEvent] = []
         if not self._has_called(choice):  # what follows the one call is not told
             events = self._pieces(index, choice.stream.finish(), ())
@@ -202,13 +202,17 @@ class Answer:
         if choice.unsent:
             events.append(self._delta(index, "", ()))
         if reason in ("stop", "tool_calls"):
-            warnings += self._faults(choice)
+            warnings += await self._faults(choice)
+        choice.is_finished = True
         return [*events, TextFinish(choice=index, reason=reason, stop=stop, warnings=warnings)]
 
-    def _faults(self, choice: _Choice) -> tuple[str, ...]:
+    async def _faults(self, choice: _Choice) -> tuple[str, ...]:
         """What a finished answer does not fulfil of what was asked."""
         enforced = self._asked.enforced
-        faults = enforced.faults("".join(choice.said), [(name, "".join(text)) for name, text in choice.calls])
+        if not enforced.has_schemas:
+            return ()
+        calls = [(name, "".join(text)) for name, text in choice.calls]
+        faults = await asyncio.to_thread(enforced.faults, "".join(choice.said), calls)
         if faults and enforced.is_strict and not self._unenforced:
             log.error("an answer under a grammar does not fulfil its schema: request %s", self._request.id)
         return tuple(faults)

@@ -11,6 +11,10 @@ import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -60,6 +64,8 @@ MAX_GRAMMAR = 128 << 10
 """Characters of a schema or a grammar: what is longer takes seconds to compile, and longer masks."""
 
 
+NUM_THREADS = 4
+"""In which a model's prompts are made."""
 MAX_TEMPLATE = 64 << 10
 """Characters of a request's own chat template."""
 
@@ -144,6 +150,10 @@ class Service:
         self._preset = preset
         self._template: ChatTemplate | None = None
         self._search = TokenSearch(tokenizer)
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="pelton chat")
+        """Where prompts are made. A template that takes all the time that it may keeps this model's waiting alone."""
+        self._own_templates = asyncio.Semaphore(NUM_THREADS // 2)
+        """For requests that bring a template, which leave threads to others."""
 
     @property
     def context(self) -> int:
@@ -210,7 +220,9 @@ class Service:
                 raise self._too_long(len(request.prompt_ids), "prompt")
             check_ids(request.prompt_ids, self.vocab_size, "prompt")
             return _Prompt(list(request.prompt_ids))
-        return await asyncio.to_thread(self._encode_text, request)
+        in_context = partial(copy_context().run, self._encode_text, request)
+        async with self._own_templates if request.chat_template is not None else nullcontext():
+            return await asyncio.get_running_loop().run_in_executor(self._threads, in_context)
 
     async def generate(self, request: Request) -> AsyncGenerator[TextEvent, None]:
         """Start a request. What is wrong with it is raised by awaiting this; the stream that it gives then ends in
@@ -396,7 +408,8 @@ class Service:
             if len(request.chat_template) > MAX_TEMPLATE:
                 message = f"template has {len(request.chat_template)} characters, over {MAX_TEMPLATE}"
                 raise InvalidRequest(message, param="template")
-            return ChatTemplate.from_metadata(with_template(self._metadata, request.chat_template), self.tokenizer)
+            metadata = with_template(self._metadata, request.chat_template)
+            return ChatTemplate.from_metadata(metadata, self.tokenizer, name="the request's chat template")
         if self._template is None:
             self._template = ChatTemplate.from_metadata(self._metadata, self.tokenizer)
         return self._template

@@ -75,11 +75,15 @@ class Server:
         assert self.url, self.lines
 
     def children(self) -> list[int]:
-        """Process ids of the server's children, the engine among them."""
+        """Process ids of the server's children."""
         out = subprocess.run(
             ["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True, check=False
         )
         return [int(word) for word in out.stdout.split()]
+
+    def engines(self) -> list[int]:
+        """Those of them that are engines."""
+        return [pid for pid in self.children() if b"pelton.engine.process" in _command(pid)]
 
     def post(self, body: dict, path: str = "/v1/chat/completions", timeout: float = 120) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=timeout)
@@ -89,6 +93,13 @@ class Server:
         self._reader.join()
         assert self.process.stderr is not None
         self.process.stderr.close()
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
 
 
 @contextlib.contextmanager

@@ -77,7 +77,7 @@ def test_models_share_memory_and_the_one_used_longest_ago_leaves(server: Server)
     assert ask(server, "two").status_code == 200
     both = loaded(server)
     assert sorted(both) == ["one", "two"]
-    assert sorted(server.children()) == sorted(each["pid"] for each in both.values())
+    assert sorted(server.engines()) == sorted(each["pid"] for each in both.values())
     for each in both.values():
         assert private_memory([each["pid"]]) < each["memory"] < EACH
         assert each["weight_bytes"] + each["kv_bytes"] + each["arena_bytes"] < each["memory"]
@@ -85,8 +85,8 @@ def test_models_share_memory_and_the_one_used_longest_ago_leaves(server: Server)
     assert ask(server, "three").status_code == 200
     assert sorted(loaded(server)) == ["one", "three"]
     assert not Path(f"/proc/{both['two']['pid']}").exists()
-    assert len(server.children()) == 2
-    assert private_memory(server.children()) < 2 * EACH
+    assert len(server.engines()) == 2
+    assert private_memory(server.engines()) < 2 * EACH
     memory = httpx.get(f"{server.url}/pelton/models").json()["memory"]
     assert (memory["budget"], memory["used"] <= 800e6) == (800_000_000, True)
     deadline = time.monotonic() + 10

@@ -49,9 +49,9 @@ def test_a_system_prompt_is_there_after_a_restart_and_after_a_crash(tmp_path: Pa
         fresh, cached = ask(server)
         assert cached == 0
         until(lambda: list(folder.glob("*.prefix")))  # once the model's digest is known
-        (engine,) = server.children()
+        (engine,) = server.engines()
         os.kill(engine, signal.SIGKILL)
-        until(lambda: server.children() not in ([], [engine]))
+        until(lambda: server.engines() not in ([], [engine]))
         again, cached = ask(server)
         assert cached > 600
         assert again == fresh

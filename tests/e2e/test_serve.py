@@ -97,7 +97,7 @@ def test_an_engine_that_dies_costs_only_what_was_in_flight(server):
         seen += list(chunks)
         return seen, time.monotonic()
 
-    before = server.children()
+    before = server.engines()
     assert len(before) == 1
     with ThreadPoolExecutor(32) as users:
         streams = [users.submit(follow, seed) for seed in range(32)]
@@ -114,7 +114,7 @@ def test_an_engine_that_dies_costs_only_what_was_in_flight(server):
     again = server.post(SHORT)
     assert again.status_code == 200, again.text
     assert "4" in again.json()["choices"][0]["message"]["content"]
-    assert server.children() != before
+    assert server.engines() != before
 
 
 def test_a_full_queue_says_so(tmp_path, smollm2):
@@ -136,7 +136,7 @@ def test_a_full_queue_says_so(tmp_path, smollm2):
 
 def test_a_signal_drains(tmp_path, smollm2):
     with serving(tmp_path, str(smollm2), "--served-name", "m", "--context", "1024") as server:
-        engine = server.children()
+        engine = server.engines()
         chunks = stream(server, {**STORY, "max_tokens": 300, "ignore_eos": True})
         seen = [next(chunks) for _ in range(3)]
         half_sent = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20)
@@ -158,7 +158,7 @@ def test_a_signal_drains(tmp_path, smollm2):
 
 def test_a_second_signal_ends_at_once_and_quietly(tmp_path, smollm2):
     with serving(tmp_path, str(smollm2), "--served-name", "m", "--context", "4096") as server:
-        engine = server.children()
+        engine = server.engines()
         chunks = stream(server, {**STORY, "max_tokens": 4000, "ignore_eos": True})
         next(chunks)
         server.process.send_signal(signal.SIGTERM)

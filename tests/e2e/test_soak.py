@@ -118,7 +118,7 @@ async def soak_server(model: Path, home: Path, num_requests: int) -> None:
     little = {"PELTON_KV_MEMORY": str(SERVER_KV), "PELTON_SWAP_MEMORY": str(1 << 18)}
     limits = ("--max-sequences", "8", "--max-queue", "6", "--max-batch-tokens", "96")
     with serving(home, *options, *limits, **little) as server:
-        (engine,) = server.children()
+        (engine,) = server.engines()
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             run = HTTPSoak(client, asked, expected)
             await run.run(num_requests // 4, 16)
@@ -127,7 +127,7 @@ async def soak_server(model: Path, home: Path, num_requests: int) -> None:
             await asyncio.sleep(1.5)  # the engine is idle, looks over its blocks, and would end if any were lost
             assert (await quiet_answers_of(client, asked[:1]))[0][0] == expected[0][0]
         after = [private_bytes(pid) for pid in (server.process.pid, engine)]
-        assert engine in server.children()
+        assert engine in server.engines()
     assert not [line for line in server.lines if "Traceback" in line or "ERROR" in line]
     told = f"{dict(run.seen)} {before} {after}"
     assert all(run.seen[what] for what in ("whole", "stream", "left", "leave stream", "bad", "came again")), told

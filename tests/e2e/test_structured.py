@@ -104,9 +104,9 @@ def test_a_huge_schema_is_refused_at_once(client):
 
 
 def test_an_engine_that_was_started_again_is_taught_again(server, client):
-    before = server.children()
+    before = server.engines()
     os.kill(before[0], signal.SIGKILL)
-    while server.children() in ([], before):
+    while server.engines() in ([], before):
         time.sleep(0.05)
     answer = client.chat.completions.create(
         model="m", messages=ASK, response_format=FORMAT, temperature=0, max_tokens=200

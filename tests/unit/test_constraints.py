@@ -10,7 +10,7 @@ from llguidance import LLMatcher
 
 from pelton.engine.batch import Row
 from pelton.engine.constraints import Constraint, Grammars
-from pelton.engine.grammar_trial import GrammarTrial
+from pelton.engine.grammar_trial import LIMITS, GrammarTrial
 from pelton.engine.protocol import Vocabulary
 from pelton.errors import InternalError, InvalidRequest, PeltonError
 from pelton.request import Grammar
@@ -230,7 +230,7 @@ def test_what_nobody_waits_for_is_not_compiled():
 
 
 def test_a_grammar_that_takes_for_ever_is_refused_and_the_next_is_compiled(monkeypatch):
-    monkeypatch.setattr(GrammarTrial.__init__, "__defaults__", (0.3,))
+    monkeypatch.setattr(GrammarTrial.__init__, "__defaults__", (LIMITS._replace(cpu_seconds=0.3),))
     grammars = Grammars(VOCAB)
     grammars.learn(Vocabulary(TOKENS, control_ids=[256, 257, 258], end_ids=[256, 257]))
     patterns = [{"type": "string", "pattern": f".*{letter}.*"} for letter in "abcdefghijklmnopqrstuvwxyz"]
@@ -254,8 +254,8 @@ def test_a_trial_whose_process_is_killed_is_no_verdict():
     trial = GrammarTrial()
     definition = LLMatcher.grammar_from_regex("a+")
     assert trial.ends(definition)
-    assert trial._child is not None
-    trial._child.kill()
+    assert trial._child._child is not None
+    trial._child._child.kill()
     with pytest.raises(InternalError, match="exit status -9"):
         trial.ends(definition)
     assert trial.ends(definition)

@@ -151,11 +151,14 @@ def _open_text(path: Path) -> tuple[Checkpoint, Tokenizer]:
     # Imported here, in the thread, so that NumPy and all that is made of text do not delay the engine process.
     import pelton.service  # noqa: F401
     from pelton.formats import checkpoint
+    from pelton.text.sandbox import sandbox
     from pelton.text.tokenizer import Tokenizer
 
     opened = checkpoint.open(path)
     with _no_collections():
-        return opened, Tokenizer(opened.metadata)
+        tokenizer = Tokenizer(opened.metadata)
+    sandbox.start()
+    return opened, tokenizer
 
 
 @contextmanager

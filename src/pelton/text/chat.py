@@ -1,6 +1,6 @@
 """Messages -> prompt, by the model's own chat template.
 
-The template (Jinja, run by minijinja with fuel) renders byte for byte what Hugging Face's `apply_chat_template`
+The template (Jinja, run in the sandbox) renders byte for byte what Hugging Face's `apply_chat_template`
 renders. What comes out is cut into *segments*: control tokens that the template wrote, and text. A client's text can
 hold anything and never becomes a control token (see `disguise`).
 """
@@ -16,7 +16,7 @@ from pelton.errors import InvalidRequest
 from pelton.request import Message
 from pelton.text.disguise import Disguise, Prompt, private_characters, strings
 from pelton.text.messages import Shape, plain_message, probe
-from pelton.text.template import Template
+from pelton.text.template import OWN, Template
 
 if TYPE_CHECKING:
     from pelton.text.tokenizer import Tokenizer
@@ -36,19 +36,25 @@ class ChatTemplate:
     """A model's chat template. Thread-safe."""
 
     def __init__(
-        self, source: str, tokenizer: Tokenizer, *, tool_source: str | None = None, special: Mapping[str, str] = {}
+        self,
+        source: str,
+        tokenizer: Tokenizer,
+        *,
+        tool_source: str | None = None,
+        special: Mapping[str, str] = {},
+        name: str = OWN,
     ) -> None:
         """`tool_source` is used in place of `source` where a request has tools; `special` holds what templates
-        read as `bos_token`, `eos_token`, ..."""
+        read as `bos_token`, `eos_token`, ...; `name`: as errors call it."""
         self._tokenizer = tokenizer
         self._special = dict(special)
-        self._plain = Template(source)
-        self._tools = Template(tool_source) if tool_source is not None else self._plain
+        self._plain = Template(source, name)
+        self._tools = Template(tool_source, name) if tool_source is not None else self._plain
         self._shapes: dict[Template, Shape] = {}
         self._disguises = {each: Disguise(tokenizer, each.source) for each in (self._plain, self._tools)}
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate:
+    def from_metadata(cls, metadata: Mapping[str, Any], tokenizer: Tokenizer, *, name: str = OWN) -> ChatTemplate:
         """The template that a GGUF file carries; else ChatML where the vocabulary has its control tokens; else
         `InvalidRequest`: such a model completes text and does not chat."""
         source = metadata.get("tokenizer.chat_template")
@@ -63,7 +69,9 @@ class ChatTemplate:
             id = metadata.get(f"tokenizer.ggml.{key}_token_id")
             if id is not None and 0 <= id < tokenizer.vocab_size:
                 special[f"{name}_token"] = tokenizer.token_text(id)
-        return cls(source, tokenizer, tool_source=metadata.get("tokenizer.chat_template.tool_use"), special=special)
+        return cls(
+            source, tokenizer, tool_source=metadata.get("tokenizer.chat_template.tool_use"), special=special, name=name
+        )
 
     def source(self, *, has_tools: bool) -> str:
         """The template that is used."""
@@ -79,7 +87,7 @@ class ChatTemplate:
         template_kwargs: Mapping[str, Any] = {},
     ) -> Prompt:
         """Render and cut into segments. Raises `InvalidRequest` for messages that the template refuses, and for a
-        template that needs more than its fuel."""
+        template that takes too much."""
         template = self._tools if tools else self._plain
         self._check(messages, template_kwargs, add_generation_prompt and continue_final_message)
         if (shape := self._shapes.get(template)) is None:
@@ -102,9 +110,9 @@ class ChatTemplate:
         if continue_final_message:
             inputs["messages"][-1] = _with_suffix(inputs["messages"][-1], tag)
 
-        def run(inputs: dict[str, Any]) -> str:
-            text = template.run(**fixed, **inputs)
-            return _cut_at(text, tag) if continue_final_message else text
+        def run(inputs: list[dict[str, Any]]) -> list[str]:
+            texts = template.run_all([fixed | each for each in inputs])
+            return [_cut_at(text, tag) for text in texts] if continue_final_message else texts
 
         return self._disguises[template].render(inputs, run, private)
 

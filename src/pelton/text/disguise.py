@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from pelton.text.tokenizer import Tokenizer
 
 
+Run = Callable[[list[dict[str, Any]]], list[str]]
+
+
 class Prompt(NamedTuple):
     """A rendered chat: the text, and the same cut into text (str) and control tokens (their ids)."""
 
@@ -44,14 +47,14 @@ class Disguise:
         self._kept = re.compile(kept)
         self._hideable = re.compile(f"(?!{kept})[{re.escape(''.join(sorted(self._initials)))}]")
 
-    def render(self, inputs: dict[str, Any], run: Callable[[dict[str, Any]], str], private: Iterator[str]) -> Prompt:
-        """`run` renders the inputs that it is given; `private` are characters that no input holds."""
-        plain = run(inputs)
+    def render(self, inputs: dict[str, Any], run: Run, private: Iterator[str]) -> Prompt:
+        """`run` renders with each of the inputs that it is given; `private` are characters that no input holds."""
         if not any(not self._initials.isdisjoint(text) for text in strings(inputs)):
+            (plain,) = run([inputs])
             return Prompt(plain, self._cut(plain, {}))
         masks = dict(zip(sorted(self._initials), private, strict=False))
         back = {ord(mask): initial for initial, mask in masks.items()}
-        hidden = run(self._hide(inputs, masks))
+        plain, hidden = run([inputs, self._hide(inputs, masks)])
         if hidden.translate(back) == plain:
             return Prompt(plain, self._cut(hidden, back))
         segments = self._cut(plain, {})

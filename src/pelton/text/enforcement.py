@@ -13,9 +13,9 @@ from pelton.request import Grammar, Request, Thinking
 from pelton.text.gbnf import lark_of
 from pelton.text.lark import ControlId, answer_rule
 from pelton.text.output import Format
+from pelton.text.sandbox import Made, Refused, Validate, sandbox
 from pelton.text.structural_tags import tags_grammar
 from pelton.text.tools.grammar import calls_grammar, schema_of
-from pelton.text.validation import fault_of
 
 Schema = Mapping[str, Any] | bool
 
@@ -34,15 +34,29 @@ class Enforcement(NamedTuple):
     arguments: Mapping[str, Schema] = {}
     """Of the tools whose arguments are enforced."""
 
+    @property
+    def has_schemas(self) -> bool:
+        """Is there anything to be checked when the answer has ended?"""
+        return self.schema is not None or bool(self.arguments)
+
     def faults(self, text: str, calls: list[tuple[str, str]]) -> list[str]:
-        """What a finished answer does not fulfil: sentences. `calls`: names and arguments."""
+        """What a finished answer does not fulfil: sentences. `calls`: names and arguments. Blocks until they
+        are known."""
         found = []
-        if self.schema is not None and not calls and (fault := fault_of(text, self.schema)):
+        if self.schema is not None and not calls and (fault := _fault(text, self.schema)):
             found.append(f"the answer does not fulfil its schema: {fault}")
         for name, arguments in calls:
-            if name in self.arguments and (fault := fault_of(arguments, self.arguments[name])):
+            if name in self.arguments and (fault := _fault(arguments, self.arguments[name])):
                 found.append(f"the arguments of {name} do not fulfil their schema: {fault}")
         return found
+
+
+def _fault(text: str, schema: Schema) -> str | None:
+    match sandbox.do(Validate(text, dict(schema) if isinstance(schema, Mapping) else schema)):
+        case Made(faults):
+            return faults[0] if faults else None
+        case Refused(reason):
+            return f"it cannot be checked: this {reason}"
 
 
 def enforcement_of(request: Request, form: Format, control_id: ControlId) -> Enforcement:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pelton.errors import InvalidRequest
 from pelton.request import Message
-from pelton.text.template import OutOfFuel, Template
+from pelton.text.template import Template, TooCostly
 
 _ROLE = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 _PROBE = "probe4711"
@@ -34,7 +34,7 @@ def probe(template: Template) -> Shape:
         inputs: dict[str, Any] = {"tools": None, "documents": None, "bos_token": "", "eos_token": ""}
         try:
             text = template.run(messages=list(messages), add_generation_prompt=False, **inputs)
-        except OutOfFuel:
+        except TooCostly:
             raise
         except InvalidRequest:
             return False

@@ -1,4 +1,5 @@
-"""The last check of structured output: the finished text against the whole schema. The only home of `jsonschema`.
+"""The last check of structured output: the finished text against the whole schema. Run in the sandbox; the only home
+of `jsonschema`.
 
 Regular expressions are left to the grammar, which runs them in linear time; here a client's could run for ever. What
 would be decided wrongly without them is left out, too. References that branch could also run for ever: the number of
