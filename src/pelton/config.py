@@ -176,6 +176,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that a request's body may have."""
     max_headers: int = 64 << 10
     """Bytes that a request's first line and headers may have together."""
+    max_connections: int = 0
+    """Connections that are open at once; 0: as many as the process may have files for. Others wait."""
     header_timeout: float = 20.0
     """Seconds in which a request's headers must have come."""
     body_timeout: float = 30.0

@@ -101,6 +101,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def trouble(self) -> Exception | None:
+        """Why it could not be started again, after it has died."""
+        ...
+
+    @property
     def has_vocabulary(self) -> bool:
         """Has it been taught what grammars are made of?"""
         ...

@@ -176,6 +176,60 @@ def test_a_second_signal_ends_at_once_and_quietly(tmp_path, smollm2):
         chunks.close()
 
 
+def loading(server: Server) -> list[int]:
+    """The engine's process, once there is one; its model is being loaded then."""
+    deadline = time.monotonic() + 30
+    while not (engine := server.children()):
+        assert time.monotonic() < deadline
+    return engine
+
+
+def test_a_signal_while_a_model_is_loaded_ends_that(tmp_path, smollm2):
+    server = Server(tmp_path, str(smollm2))
+    engine = loading(server)
+    began = time.monotonic()
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(20) == 0
+    assert time.monotonic() - began < 8
+    server.close()
+    assert not [pid for pid in engine if _is_alive(pid)]
+    assert not any("Traceback" in line for line in server.lines)
+    assert "SIGINT: ending" in "".join(server.lines)
+
+
+def test_a_second_signal_while_a_model_is_loaded_ends_at_once(tmp_path, smollm2):
+    server = Server(tmp_path, str(smollm2))
+    engine = loading(server)
+    os.kill(engine[0], signal.SIGSTOP)  # so that it does not end when it is asked to
+    began = time.monotonic()
+    for _ in range(2):
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+    assert server.process.wait(20) == 128 + signal.SIGTERM
+    assert time.monotonic() - began < 1.9  # which an engine has to end in
+    os.kill(engine[0], signal.SIGCONT)
+    server.close()
+    deadline = time.monotonic() + 10
+    while _is_alive(engine[0]):
+        assert time.monotonic() < deadline
+    assert not any("Traceback" in line for line in server.lines)
+
+
+def test_a_signal_gives_up_the_load_that_a_request_waits_for(tmp_path, smollm2):
+    file = tmp_path / "models.toml"
+    file.write_text(f'[models.m]\nmodel = "{smollm2}"\n')
+    with serving(tmp_path, "--models-file", str(file)) as server, ThreadPoolExecutor(1) as users:
+        asked = users.submit(server.post, SHORT)
+        engine = loading(server)
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert asked.result().status_code == 503
+        assert server.process.wait(20) == 0
+        assert time.monotonic() - began < 8
+        assert not [pid for pid in engine if _is_alive(pid)]
+        assert not any("Traceback" in line for line in server.lines)
+
+
 def test_what_has_not_ended_by_the_drain_timeout_gets_an_error(tmp_path, smollm2):
     options = ("--served-name", "m", "--context", "4096", "--drain-timeout", "0.5")
     with serving(tmp_path, str(smollm2), *options) as server:

@@ -287,6 +287,9 @@ class ScriptedPool:
     def services(self) -> list[ScriptedService]:
         return [self.service]
 
+    def give_up_loads(self) -> None:
+        pass
+
     async def close(self) -> None:
         self.is_closed = True
 

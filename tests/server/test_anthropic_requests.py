@@ -8,11 +8,14 @@ from collections.abc import Iterator
 
 import anthropic
 import httpx2 as httpx
+import msgspec
 import pytest
 
 from pelton.errors import Overloaded
 from pelton.request import Tool, ToolChoice
-from tests.server.scripted import ScriptedService
+from pelton.server.keys import KeyStore
+from pelton.server.store import Store
+from tests.server.scripted import ScriptedService, serving
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = {"model": "scripted", "max_tokens": 50, "messages": MESSAGES}
@@ -214,8 +217,9 @@ def pinned(service: ScriptedService, count: int) -> list[str]:
     deadline = time.monotonic() + 5
     while len(service.pins) < count and time.monotonic() < deadline:
         time.sleep(0.005)
+    pins = service.pins
     by_id = {request.id: request for request in service.pinned}
-    return [bytes(by_id[pin.id].prompt_ids).decode() for pin in service.pins]
+    return [bytes(by_id[pin.id].prompt_ids).decode() for pin in pins]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -268,3 +272,31 @@ def test_no_room_for_a_pin_is_no_failure(client, service):
             assert response.status_code == 200
             response.read()
     assert service.pins == []
+
+
+def test_a_key_for_inference_pins_no_more_than_its_share(service, tmp_path):
+    store = Store(tmp_path / "s")
+    keys = KeyStore(store)
+    service.engine.info = msgspec.structs.replace(service.engine.info, kv_tokens=8 * 40)
+
+    def ask(key: str, text: str, count: int) -> list[str]:
+        with anthropic.Anthropic(base_url=url, api_key=key, max_retries=0) as client:
+            client.messages.create(**{**CHAT, "messages": [{"role": "user", "content": text}]}, cache_control=HOUR)
+        return pinned(service, count)
+
+    with serving(service, store=str(tmp_path / "s")) as url:
+        ada, bob, eve = (keys.create(name, scopes=[scope])[1] for name, scope in
+                         (("ada", "inference"), ("bob", "inference"), ("eve", "models")))  # fmt: skip
+        first, second = "a" * 20, "b" * 20
+        assert ask(ada, first, 1) == ["<user>" + first]
+        assert ask(ada, second, 1) == ["<user>" + first]  # 26 of 40 tokens are taken
+        ask(ada, first + "a" * 14, 1)
+        grown = "<user>" + first + "a" * 14
+        deadline = time.monotonic() + 5
+        while pinned(service, 1) != [grown]:  # in the place of what it goes on from
+            assert time.monotonic() < deadline
+        assert ask(bob, first, 2) == [grown, "<user>" + first]  # a key's own, whatever others have
+        assert len(ask(eve, "c" * 100, 3)) == 3
+        service.refuse_pin = Overloaded("no room")
+        assert ask(bob, first + "a", 3)[1] == "<user>" + first  # the old one stays where the new one does not fit
+    store.close()

@@ -48,6 +48,7 @@ class ScriptedEngine:
     num_open: int = 0
     is_closed: bool = False
     pid: int | None = None
+    trouble: Exception | None = None
 
     async def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
         self.requests.append(request)

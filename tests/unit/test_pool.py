@@ -209,3 +209,49 @@ def test_what_happens_to_a_model_is_not_done_for_the_request_that_came_first(tmp
 
     run(use())
     assert set(seen) == {""}
+
+
+def test_a_file_that_was_changed_is_loaded_anew_once_nothing_runs(tmp_path: Path, model: str) -> None:
+    async def use() -> None:
+        models = make(tmp_path)
+        first = await models.load(model)
+        async with models.use(model) as busy:
+            Path(model).write_bytes(Path(model).read_bytes() + b" ")
+            async with models.use(model) as beside:
+                assert beside is busy is first
+            Client.made[0].trouble = FormatError("its file is not what it was")  # its engine has died, too
+            later = asyncio.create_task(models.load(model))
+            await asyncio.sleep(0.05)
+            assert not later.done()
+        second = await later
+        assert second is not first
+        assert Client.made[0].is_closed
+        Path(model).write_bytes(Path(model).read_bytes()[:-1])
+        async with models.use(model) as third:
+            assert third is not second
+        Path(model).unlink()
+        async with models.use(model) as fourth:
+            assert fourth is third  # what was read of it stands
+        assert len(Client.made) == 3
+        await models.close()
+
+    run(use())
+
+
+def test_a_load_that_is_given_up_is_begun_by_nobody_else(tmp_path: Path, model: str, monkeypatch) -> None:
+    async def use() -> None:
+        models = make(tmp_path)
+        loaded = await models.load(model, name="loaded")
+        monkeypatch.setattr(Client, "loading", 100.0)
+        waiting = [asyncio.create_task(models.load(model, name="slow")) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        models.give_up_loads()
+        for result in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(result, Unavailable)
+        async with models.use("loaded") as service:
+            assert service is loaded
+        with pytest.raises(Unavailable, match="shutting down"):
+            await models.load(model, name="another")
+        await models.close()
+
+    run(use())

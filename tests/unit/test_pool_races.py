@@ -75,7 +75,7 @@ class Fake(Service):
         self.name = name
         self._world = world
         self.engine = SimpleNamespace(  # type: ignore[assignment]
-            pid=None, info=SimpleNamespace(context=1, weight_bytes=1, kv_bytes=1, arena_bytes=1)
+            pid=None, trouble=None, info=SimpleNamespace(context=1, weight_bytes=1, kv_bytes=1, arena_bytes=1, files=())
         )
 
     async def close(self) -> None:

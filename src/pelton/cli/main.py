@@ -175,6 +175,7 @@ def run(model: str, prompt: tuple[str, ...], **options: Any) -> None:
 @click.option(
     "--ssl-keyfile", type=click.Path(exists=True, dir_okay=False), help="[default: in the certificate's file]"
 )
+@click.option("--max-connections", type=click.IntRange(1), help="Open at once. [default: as there are files for]")
 @click.option("--max-body", type=click.IntRange(1), help="Bytes of a request's body. [default: 32 MiB]")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="[default: text]")
 @click.option("--log-prompts", is_flag=True, default=None, help="Log what requests ask.")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
+from collections.abc import Coroutine
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +19,9 @@ if TYPE_CHECKING:
     from pelton.pool import Pool
     from pelton.server.listen import Server
     from pelton.service import Service
+
+
+log = logging.getLogger("pelton.server")
 
 
 def serve(models: tuple[str, ...], *, served_name: str | None, any_model: bool, **options: Any) -> None:
@@ -30,7 +37,30 @@ def serve(models: tuple[str, ...], *, served_name: str | None, any_model: bool, 
     settings = config.load(**options)
     logs.setup(settings.server.log_format, logging.INFO)
     names = {served_name or model: model for model in models}
-    asyncio.run(_serve(names, any_model or not models, settings))
+    asyncio.run(_until_a_signal(_serve(names, any_model or not models, settings)))
+
+
+async def _until_a_signal(serving: Coroutine[Any, Any, None]) -> None:
+    """Serve. While models are loaded a first signal gives that up and a second one ends the process at once: engines
+    end with it. The server has handlers of its own, from when it answers until all answers are out."""
+    loop, work = asyncio.get_running_loop(), asyncio.ensure_future(serving)
+    is_ending = False
+
+    def on_signal(signum: int, frame: FrameType | None) -> None:
+        nonlocal is_ending
+        name = signal.Signals(signum).name
+        if is_ending:
+            log.warning("%s: ending at once", name)
+            os._exit(128 + signum)
+        is_ending = True
+        log.warning("%s: ending; a second signal ends at once", name)
+        loop.call_soon_threadsafe(work.cancel)
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, on_signal)
+    await asyncio.wait([work])
+    if not (is_ending and work.cancelled()):
+        work.result()
 
 
 async def _serve(named: dict[str, str], is_open: bool, settings: config.Config) -> None:

@@ -120,7 +120,9 @@ def _take_digest(file: ModelFile, permit: Permit) -> str | None:
                 if not piece:
                     if FileStamp.of(os.fstat(opened.fileno())) == file.stamp:
                         return state.hexdigest()
-                    log.warning("%s was changed after it was loaded; restart to serve what it holds now", file.path)
+                    log.warning(
+                        "%s was changed after it was loaded; a server loads it anew once nothing runs", file.path
+                    )
                     return None
     except OSError as error:
         log.warning("%s cannot be read any more: %s", file.path, error)

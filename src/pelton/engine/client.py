@@ -125,8 +125,7 @@ class EngineClient:
         self._info: EngineInfo | None = None
         self._link: Link | None = None
         self._ready = asyncio.Event()
-        self.trouble: Exception | None = None
-        """Why the last try to start the engine again has failed."""
+        self._trouble: Exception | None = None
         self._streams: dict[str, asyncio.Queue[Event] | None] = {}
         """By request id; None: left by its reader, its end still to come."""
         self._unfold = Unfold()
@@ -161,6 +160,11 @@ class EngineClient:
         self._supervisor = asyncio.create_task(
             self._supervise(), name=f"engine {self.model_path.name}", context=Context()
         )
+
+    @property
+    def trouble(self) -> Exception | None:
+        """Why the last try to start the engine again has failed; None: it runs, or was not tried."""
+        return self._trouble
 
     def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
         """The events of a request. A stream that is closed before its end aborts the request.
@@ -211,7 +215,7 @@ class EngineClient:
             await link.close()
             raise
         self._link = link
-        self.trouble = None
+        self._trouble = None
         self._ready.set()
 
     def _new_link(self) -> Link:
@@ -226,13 +230,13 @@ class EngineClient:
 
     async def _stream(self, request: EngineRequest) -> AsyncIterator[Event]:
         # A file that is not what it was will hardly become that again.
-        patience = 0 if isinstance(self.trouble, errors.FormatError) else RESTART_WAIT
+        patience = 0 if isinstance(self._trouble, errors.FormatError) else RESTART_WAIT
         try:
             async with asyncio.timeout(None if self._ready.is_set() else patience):
                 while not self._ready.is_set():
                     await self._ready.wait()
         except TimeoutError:
-            reason = "" if self.trouble is None else f", in vain so far: {self.trouble}"
+            reason = "" if self._trouble is None else f", in vain so far: {self._trouble}"
             yield ErrorEvent(request.id, "Unavailable", f"the engine is being started again{reason}")
             return
         if self._link is None:
@@ -326,5 +330,5 @@ class EngineClient:
                 await self._open(Opening(self._same_memory))
             except Exception as error:  # also the system's: no process, no file descriptor is left
                 backoff = min(2 * backoff, MAX_BACKOFF)
-                self.trouble = error
+                self._trouble = error
                 log.error("the engine could not be started again: %s", error)

@@ -48,7 +48,9 @@ class Prepared:
         path = Path(start.model_path)
         checkpoint = checkpoints.open(path)
         if start.files not in (None, checkpoint.files):
-            raise FormatError(f"{path}: the file was changed since it was first loaded; restart to serve the new one")
+            raise FormatError(
+                f"{path}: the file was changed since it was first loaded; a server loads it anew with the next request"
+            )
         self._model = _Opened(checkpoint, config, start)
         settings = BackendConfig(
             _num_threads(config), isa=config.isa or None, profile=config.profile, packed=start.packed

@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -46,6 +47,16 @@ class ModelFile(msgspec.Struct, frozen=True):
 
     path: str
     stamp: FileStamp
+
+
+def is_changed(files: Sequence[ModelFile]) -> bool:
+    """Does one of the files hold something else than when it was opened, as far as its stamp shows? One that is gone
+    does not: what was read of it stands."""
+    for file in files:
+        with suppress(OSError):
+            if FileStamp.of(Path(file.path).stat()) != file.stamp:
+                return True
+    return False
 
 
 class FileDigest(msgspec.Struct, frozen=True):

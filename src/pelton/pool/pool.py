@@ -4,6 +4,7 @@ leave when others need their memory."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -25,6 +26,7 @@ from pelton.errors import (
     QueueTimeout,
     Unavailable,
 )
+from pelton.formats.digest import is_changed
 from pelton.hub.preset import Preset
 from pelton.hub.source import Progress
 from pelton.pool import loading, uploads
@@ -37,6 +39,7 @@ from pelton.pool.spec import ModelSpec, Names, key
 if TYPE_CHECKING:
     from pelton.service import Service
 
+log = logging.getLogger("pelton.server")
 OVERHEAD = 160 << 20
 """Bytes of a model beside its plan: its engine's Python, and its vocabulary in this process."""
 
@@ -70,7 +73,7 @@ class Pool:
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
         self._num_queued = 0
-        self._is_closed = False
+        self._is_closed = self._loads_nothing = False
 
     # what requests do
 
@@ -217,6 +220,14 @@ class Pool:
         finally:
             path.unlink(missing_ok=True)
 
+    def give_up_loads(self) -> None:
+        """Load nothing from now on: who waits for a load gets `Unavailable`. What is loaded stays."""
+        self._loads_nothing = True
+        for hold in list(self._holds.values()):
+            if hold.service is None:
+                self._retire(hold)
+        self._notify()
+
     async def close(self) -> None:
         """End all engines; loads under way are given up. May be called twice."""
         self._is_closed = True
@@ -308,7 +319,12 @@ class Pool:
                 raise Unavailable("the pool is closed")
             hold = self._holds.get(spec.name)
             if hold is None:
+                if self._loads_nothing:
+                    raise Unavailable("the server is shutting down: no model is loaded any more")
                 hold = self._begin(spec, report, is_preload=is_preload)
+            if _is_stale(hold):
+                log.warning("the file of %s was changed: it is loaded anew", hold.name)
+                self._retire(hold)
             if not hold.is_leaving:
                 break
             with self._queued():
@@ -529,6 +545,14 @@ def _stop_timer(hold: Hold) -> None:
     if hold.timer is not None:
         hold.timer.cancel()
         hold.timer = None
+
+
+def _is_stale(hold: Hold) -> bool:
+    """Does nothing run, and does the model's file hold something else by now?"""
+    service = hold.service
+    if service is None or hold.is_leaving or (hold.num_users and service.engine.trouble is None):
+        return False
+    return is_changed(service.engine.info.files)
 
 
 def _result(hold: Hold) -> Service:

@@ -21,6 +21,7 @@ from pelton.errors import InvalidRequest, PeltonError
 from pelton.request import Request, Usage
 from pelton.server import anthropic_types as wire
 from pelton.server.anthropic_prompt import prompt
+from pelton.server.context import current
 
 if TYPE_CHECKING:
     from pelton.service import Service
@@ -31,6 +32,8 @@ TTL = Literal["5m", "1h"]
 SECONDS: dict[TTL, float] = {"5m": 300.0, "1h": 3600.0}
 FRESH = 0.9
 """A pin with so much of its time left is not renewed."""
+KEYS_PART = 8
+"""Of KV memory a key that is for inference alone may have this part pinned."""
 PIN_SECONDS = 60.0
 """How long a pin may take, its turn's wait included."""
 _ANYTHING = wire.MessageParam(role="user", content=".")
@@ -120,6 +123,7 @@ def _num_shared(ids: Sequence[int], others: Sequence[int]) -> int:
 class _Pin:
     id: str
     service: weakref.ref[Service]
+    key_id: str
     salt: str
     ids: tuple[int, ...]
     until: float
@@ -128,7 +132,8 @@ class _Pin:
 
 class Keeper:
     """Pins what requests mark. A prefix that is pinned already is not pinned again until a tenth of its time is over;
-    one that goes on where an older one ends takes its place."""
+    one that goes on where an older one of the same key ends takes its place, once it is pinned itself. A key that may
+    not pin otherwise has no more than its share; all together have what the engine gives pins."""
 
     def __init__(self) -> None:
         self._pins: list[_Pin] = []
@@ -143,23 +148,34 @@ class Keeper:
         now = asyncio.get_running_loop().time()
         known = {pin.id for pin in service.pins}
         self._pins = [pin for pin in self._pins if pin.until > now and pin.service() is not None]
-        ours = [
+        key = current().key
+        held = [
             pin
             for pin in self._pins
-            if pin.service() is service and pin.salt == salt and (pin.is_pending or pin.id in known)
+            if pin.service() is service and pin.key_id == key.id and (pin.is_pending or pin.id in known)
         ]
+        ours = [pin for pin in held if pin.salt == salt]
         if any(pin.until >= now + FRESH * seconds and pin.ids[: len(ids)] == ids for pin in ours):
             return
-        for pin in ours:
-            if pin.ids == ids[: len(pin.ids)] and pin.until <= now + seconds and not pin.is_pending:
-                service.unpin(pin.id)
-                self._pins.remove(pin)
-        new = _Pin(f"pin-{secrets.token_hex(12)}", weakref.ref(service), salt, ids, now + seconds)
+        replaced = [
+            pin for pin in ours if pin.ids == ids[: len(pin.ids)] and pin.until <= now + seconds and not pin.is_pending
+        ]
+        num_held = sum(len(pin.ids) for pin in held if pin not in replaced)
+        share = service.engine.info.kv_tokens // KEYS_PART
+        if num_held + len(ids) > share and not key.may("models"):
+            told = "a prompt's prefix of %d tokens was not pinned: the key %r may pin %d, of which %d are taken"
+            log.info(told, len(ids), key.name, share, num_held)
+            return
+        new = _Pin(f"pin-{secrets.token_hex(12)}", weakref.ref(service), key.id, salt, ids, now + seconds)
         self._pins.append(new)
         try:
             async with asyncio.timeout(PIN_SECONDS):
                 await service.pin(Request(id=new.id, model="", prompt_ids=ids, cache_salt=salt), seconds)
             new.is_pending = False
+            for pin in replaced:
+                if pin in self._pins:  # not gone meanwhile
+                    service.unpin(pin.id)
+                    self._pins.remove(pin)
         except (PeltonError, TimeoutError) as error:
             log.info("a prompt's prefix of %d tokens was not pinned: %s", len(ids), error)
         finally:

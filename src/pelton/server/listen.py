@@ -10,14 +10,15 @@ import socket
 import ssl
 from collections.abc import Callable
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 import uvicorn
 
 from pelton.config import ServerConfig
-from pelton.errors import ConfigError
+from pelton.errors import ConfigError, InternalError
 from pelton.pool import Pool
+from pelton.server.acceptor import Acceptor, max_connections, raise_file_limit
 from pelton.server.app import App
 from pelton.server.protocol import bounded_protocol
 
@@ -59,6 +60,22 @@ class _Uvicorn(uvicorn.Server):
         self._pool = pool
         self._drain_timeout = config.drain_timeout
         self._drain: asyncio.Task[None] | None = None
+        self._most = max_connections(config.max_connections, raise_file_limit())
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin what runs beside the answers, and take connections."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            raise InternalError("the server's application could not be started; its log says why")
+
+        def make() -> asyncio.Protocol:
+            kind = self.config.http_protocol_class
+            return kind(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[call-arg]
+
+        open_now, tls = self.server_state.connections, self.config.ssl
+        acceptors = [Acceptor(each, make, open_now, most=self._most, tls=tls) for each in sockets or ()]
+        self.servers = cast("list[asyncio.base_events.Server]", acceptors)
+        self.started = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal came; called between two callbacks of the event loop's thread."""
@@ -75,6 +92,7 @@ class _Uvicorn(uvicorn.Server):
         self._drain = asyncio.ensure_future(self._wait_for_answers())
 
     async def _wait_for_answers(self) -> None:
+        self._pool.give_up_loads()  # which may take minutes, and what has not begun is refused
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._drain_timeout
         while self._app.num_active and loop.time() < deadline:
