@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pelton.text.output import Format, OutputParser
 from pelton.text.reasoning import KNOWN
 from pelton.text.tools.detect import DIALECTS
+from pelton.text.tools.dialect import Dialect
 from pelton.text.tools.json_text import JSONText
 from pelton.text.tools.layout import Layout
 from pelton.text.tools.reader import Arguments, Begin, End, Piece, Text
@@ -21,9 +22,12 @@ NAMES = ("f", "get_weather", "a-b.c")
 Call = tuple[str, str]
 
 
-def read(text: str, dialect: str, cuts: list[int] | None = None, **form: Any) -> tuple[str, str, list[Call], list[str]]:
+def read(
+    text: str, dialect: str | Dialect, cuts: list[int] | None = None, **form: Any
+) -> tuple[str, str, list[Call], list[str]]:
     """(thoughts, answer, calls, warnings); every call has ended."""
-    parser = OutputParser(Format(dialect=DIALECTS[dialect], names=NAMES, **form))
+    dialect = DIALECTS[dialect] if isinstance(dialect, str) else dialect
+    parser = OutputParser(Format(dialect=dialect, names=NAMES, **form))
     pieces: list[Piece] = []
     edges = [0, *sorted(cuts or []), len(text)]
     for start, end in itertools.pairwise(edges):

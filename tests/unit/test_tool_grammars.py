@@ -108,6 +108,17 @@ def test_strict_tools_hold_from_the_trigger_on(dialect):
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
+def test_code_is_text_beside_strict_tools(dialect):
+    held = enforced(dialect, tools=TOOLS)
+    assert held.grammar is not None
+    assert held.form.dialect is not None
+    for inside in ('print("hi")', '{"name": "f", "arguments": {"city": 1}}', "[f(city=1)]"):
+        text = f"```json\n{inside}\n```"
+        assert Walk(held.grammar).accepts(text)
+        assert read(text, held.form.dialect) == ("", text, [], [])
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_calls_or_an_answer_of_its_schema(dialect):
     answer = Grammar(kind="json_schema", text='{"type": "integer"}', param="response_format")
     both = walk(dialect, grammar=answer)

@@ -12,7 +12,7 @@ from pelton.text.lark import ANY_TEXT, ControlId, answer_rule, json_value, liter
 from pelton.text.tools.dialect import Dialect
 
 PARAM = "tools"
-NO_CALL = r"/[^\s{\[`](.|\n)*/"
+NO_CALL = r"/[^\s{\[](.|\n)*/"
 """A text that does not begin like calls do that nothing marks."""
 _KEY = re.compile(r"[^\W\d]\w*")
 _PYTHON_KEYWORDS = frozenset(

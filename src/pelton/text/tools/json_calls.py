@@ -24,10 +24,17 @@ class GenericJSON(Dialect):
     markers: ClassVar[tuple[str, ...]] = ()
     layout = Layout("", '{"name": "{name}", "arguments": ', "}", "\n", "")
 
+    def __init__(self, *, is_enforced: bool = False) -> None:
+        self._is_enforced = is_enforced
+
+    def enforced(self) -> GenericJSON:
+        """As in `Dialect`: without a fence, which is text then."""
+        return type(self)(is_enforced=True)
+
     def parse(self, reader: Reader, sink: Sink, names: Collection[str]) -> Scan[None]:
         """As in `Dialect`."""
         yield from reader.skip_space()
-        if (yield from reader.peek()) not in ("{", "[", FENCE[0]):
+        if (yield from reader.peek()) not in ("{", "[", *(() if self._is_enforced else FENCE[0])):
             reader.put_back()
             return
         is_fenced = yield from reader.literal(FENCE)
@@ -50,7 +57,7 @@ class Llama3(GenericJSON):
     def parse(self, reader: Reader, sink: Sink, names: Collection[str]) -> Scan[None]:
         """As in `Dialect`."""
         yield from super().parse(reader, sink, names)
-        while (yield from reader.content(sink, [PYTHON_TAG])):
+        while not self._is_enforced and (yield from reader.content(sink, [PYTHON_TAG])):
             yield from reader.skip_space()
             yield from _calls(reader, sink, names)
             sink.text(reader.taken())
