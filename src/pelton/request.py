@@ -112,6 +112,11 @@ JSON_WHITE_SPACE = r" |\n {0,40}"
 away. A regular expression."""
 
 
+def json_options(*, is_strict: bool) -> dict[str, Any]:
+    """How `llguidance` is to read a JSON schema. `is_strict`: keywords that cannot be enforced refuse it."""
+    return {"whitespace_pattern": JSON_WHITE_SPACE, "lenient": not is_strict, "coerce_one_of": not is_strict}
+
+
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer must look like.
 

@@ -141,7 +141,6 @@ class DraftPolicy:
         self._trials = 0
         """Steps that are left of a trial."""
         self._until_trial, self._wait = 0, FIRST_WAIT
-        self._mean_output = 100.0
 
     # what is decided before a step
 
@@ -340,7 +339,7 @@ class DraftPolicy:
         sequence = candidate.sequence
         if self._guesses[_is_drawn(sequence)].places.num_seen < KNOWN:
             return False
-        rest = max(self._mean_output - sequence.num_output, sequence.num_output / 2)
+        rest = max(self._pace.mean_output - sequence.num_output, sequence.num_output / 2)
         return saved * min(sequence.max_length - sequence.num_tokens, rest) > MARGIN * cost
 
     def _is_affordable(self, candidate: Candidate, shape: Shape, cost: float) -> bool:
@@ -415,8 +414,6 @@ class DraftPolicy:
         self.forget(sequence)
         self._own.pop(sequence, None)
         self._drafts.pop(sequence, None)
-        if sequence.num_output:
-            self._mean_output += (sequence.num_output - self._mean_output) / 16
 
 
 def with_rows(shape: Shape, num_rows: int, context: int) -> Shape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pelton.request import JSON_WHITE_SPACE, Grammar
+from pelton.request import Grammar, json_options
 
 
 def definition_of(grammar: Grammar) -> str:
@@ -13,11 +13,7 @@ def definition_of(grammar: Grammar) -> str:
 
     match grammar.kind:
         case "json_schema":
-            options: Any = {
-                "whitespace_pattern": JSON_WHITE_SPACE,
-                "lenient": not grammar.is_strict,
-                "coerce_one_of": not grammar.is_strict,
-            }
+            options: Any = json_options(is_strict=grammar.is_strict)
             return LLMatcher.grammar_from_json_schema(grammar.text, overrides=options)
         case "regex":
             return LLMatcher.grammar_from_regex(grammar.text)

@@ -203,6 +203,13 @@ class Pace:
         """Steps with drafts since the last plain one."""
         self._unread: list[tuple[Shape, float]] = []
         """Observations that nobody has asked about yet: to learn from some at once takes less time."""
+        self.mean_output = 100.0
+        """Tokens of an answer, over those that ended lately."""
+
+    def ended(self, num_output: int) -> None:
+        """An answer has ended."""
+        if num_output:
+            self.mean_output += (num_output - self.mean_output) / 16
 
     @property
     def _all(self) -> Costs:

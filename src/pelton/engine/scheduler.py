@@ -88,8 +88,6 @@ class Scheduler:
         """Steps with prefill since the last one without."""
         self._steady: Work | None = None
         """The last step's, if the next one can be the same."""
-        self._mean_output = 100.0
-        """Tokens of an answer, over those that ended lately."""
 
     @property
     def has_work(self) -> bool:
@@ -134,7 +132,7 @@ class Scheduler:
         num_read = num_rows * sum(s.num_tokens for s in self.running) // max(1, len(self.running))
         plain = self.pace.predict(Shape(num_rows, num_rows, num_read, num_read))
         rounds = self.num_waiting / self.max_sequences
-        return self.pace.prices.token * prompts + rounds * self._mean_output * plain
+        return self.pace.prices.token * prompts + rounds * self.pace.mean_output * plain
 
     def _num_slots(self) -> int:
         return sum(sequence.num_slots for sequence in self.running)
@@ -505,8 +503,7 @@ class Scheduler:
             sequence.group.parent_of(sequence).children.remove(sequence)
         if self.draft_model is not None:
             self.draft_model.finish(sequence)
-        if sequence.num_output:
-            self._mean_output += (sequence.num_output - self._mean_output) / 16
+        self.pace.ended(sequence.num_output)
         sequence.state = "finished"
 
     def _promote(self, sequence: Sequence) -> Sequence:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pelton.errors import InvalidRequest
-from pelton.request import JSON_WHITE_SPACE, Grammar
+from pelton.request import Grammar, json_options
 
 ControlId = Callable[[str], int | None]
 """The control token of that name, if there is one."""
@@ -33,8 +33,7 @@ def literal(text: str, markers: Sequence[str], control_id: ControlId) -> str:
 
 def json_value(schema: Mapping[str, Any], *, is_strict: bool) -> str:
     """A value of that schema. `is_strict`: keywords that cannot be enforced refuse the grammar."""
-    options = {"whitespace_pattern": JSON_WHITE_SPACE, "lenient": not is_strict, "coerce_one_of": not is_strict}
-    return "%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
+    return "%json " + json.dumps({**schema, "x-guidance": json_options(is_strict=is_strict)}, ensure_ascii=False)
 
 
 def answer_rule(grammar: Grammar) -> str:
