@@ -28,10 +28,13 @@ def run(chunks: AsyncGenerator[bytes, None], *, leaves_after: float | None = Non
         if message["type"] == "http.response.body":
             pieces.append(message["body"])
 
+    async def failure(error: Exception) -> bytes:
+        return f"failed: {error}".encode()
+
     async def close() -> None:
         closed.append(True)
 
-    stream = wire.EventStream(chunks, lambda error: f"failed: {error}".encode(), close)
+    stream = wire.EventStream(chunks, failure, close)
     asyncio.run(stream({}, receive, send))
     assert closed == [True]
     return pieces

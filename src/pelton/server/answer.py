@@ -78,7 +78,7 @@ class Reply(Protocol):
         """The end of a stream that went well. It may wait for what is to be written down before."""
         ...
 
-    def failure(self, error: PeltonError) -> bytes:
+    async def failure(self, error: PeltonError) -> bytes:
         """The end of a stream that did not."""
         ...
 

@@ -132,7 +132,7 @@ class MessageReply:
         )
         return _event(end) + _event(wire.MessageStop())
 
-    def failure(self, error: PeltonError) -> bytes:
+    async def failure(self, error: PeltonError) -> bytes:
         """One error event; nothing follows."""
         return _event(error_body(error))
 

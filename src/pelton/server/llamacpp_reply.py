@@ -104,7 +104,7 @@ class LlamaReply:
             for each in last
         )
 
-    def failure(self, error: PeltonError) -> bytes:
+    async def failure(self, error: PeltonError) -> bytes:
         """One error event."""
         return sse(error_body(error))
 

@@ -272,7 +272,7 @@ async def _told(http: HTTPRequest, is_stream: bool | None, ignored: list[str], w
     return EventStream(lines(), _failure, close, keep_alive=b"", media_type=LINES)
 
 
-def _failure(error: Exception) -> bytes:
+async def _failure(error: Exception) -> bytes:
     return json_line(error_body(known(error)))
 
 

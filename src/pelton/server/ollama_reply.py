@@ -83,7 +83,7 @@ class _Reply:
         """The last line, with what it took."""
         return json_line(self._line("", None, (), (), **self._end(self._choice, usage)))
 
-    def failure(self, error: PeltonError) -> bytes:
+    async def failure(self, error: PeltonError) -> bytes:
         """A line with the error; nothing follows."""
         return json_line(error_body(error))
 

@@ -80,7 +80,7 @@ class OpenAIReply(Generic[B]):
         """The usage chunk where it was asked for, and the end mark."""
         return (self.chunk([], _usage(usage)) if self.wants_usage else b"") + DONE
 
-    def failure(self, error: PeltonError) -> bytes:
+    async def failure(self, error: PeltonError) -> bytes:
         """One error event; no end mark follows."""
         return sse(error_body(error))
 

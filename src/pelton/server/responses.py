@@ -57,12 +57,8 @@ class Responses:
         async def keep(response: wire.Response) -> wire.Response:
             return await self._kept(response, own)
 
-        async def settle() -> None:
-            if reply.failed is not None:
-                await keep(reply.failed)
-
         reply = ResponseReply(base, num_input=len(own), is_stream=bool(body.stream), keep=keep)
-        return await answer(self._models, http, reply, [request], settle)
+        return await answer(self._models, http, reply, [request])
 
     async def _begin(
         self, http: HTTPRequest, base: wire.Response, own: list[wire.Item], request: Request, *, is_stream: bool
@@ -250,4 +246,7 @@ def _stream(log: Log, start: int) -> EventStream:
     async def nothing() -> None:
         pass
 
-    return EventStream(log.follow(start), lambda error: sse(error_body(known(error)), "error"), nothing)
+    async def failure(error: Exception) -> bytes:
+        return sse(error_body(known(error)), "error")
+
+    return EventStream(log.follow(start), failure, nothing)

@@ -115,13 +115,11 @@ class Background:
                         pass
         except asyncio.CancelledError:
             if run.is_cancelled:
-                reply.cancel()
+                await reply.cancel()
             else:
-                reply.failure(Unavailable("the server ended while this response was under way: ask again"))
-            await self._fail(run)
+                await reply.failure(Unavailable("the server ended while this response was under way: ask again"))
         except Exception as error:
-            reply.failure(known(error))
-            await self._fail(run)
+            await reply.failure(known(error))
             if not run.accepted.done():
                 run.accepted.set_exception(known(error))
                 run.accepted.exception()  # it may come when nobody waits any more
@@ -139,10 +137,6 @@ class Background:
             return not_stored(response, error)
         run.is_saved = True
         return response
-
-    async def _fail(self, run: Run) -> None:
-        assert run.reply.failed is not None
-        await self.save(run, run.reply.failed)
 
     def _over(self, run: Run) -> None:
         self._runs.pop(run.id, None)

@@ -72,8 +72,6 @@ class ResponseReply:
         awaited with the whole response before its end is told; `log` hears of each event."""
         self.is_stream = is_stream
         self.fingerprint: str | None = None
-        self.failed: wire.Response | None = None
-        """Set where it has failed or was cancelled: that is not stored yet."""
         self._base = base
         self._num_input = num_input
         self._keep = keep
@@ -147,17 +145,15 @@ class ResponseReply:
         last = {"completed": events.Completed, "incomplete": events.Incomplete}.get(response.status, events.Failed)
         return self._event(last(response=response))
 
-    def failure(self, error: PeltonError) -> bytes:
-        """What went wrong, and the response as far as it came."""
-        self.failed = msgspec.structs.replace(self._broken(), status="failed", error=response_error(error))
+    async def failure(self, error: PeltonError) -> bytes:
+        """What went wrong, and the response as far as it came, once that is stored."""
+        failed = await self._keep(self._broken(status="failed", error=response_error(error)))
         told = events.Error(code=error.code, message=error.message, param=_param(error))
-        return self._event(told) + self._event(events.Failed(response=self.failed))
+        return self._event(told) + self._event(events.Failed(response=failed))
 
-    def cancel(self) -> wire.Response:
+    async def cancel(self) -> None:
         """End it as far as it came."""
-        self.failed = msgspec.structs.replace(self._broken(), status="cancelled")
-        self._event(events.Failed(response=self.failed))
-        return self.failed
+        self._event(events.Failed(response=await self._keep(self._broken(status="cancelled"))))
 
     def _event(self, event: events.Event) -> bytes:
         event.sequence_number = self._num_events
@@ -225,8 +221,8 @@ class ResponseReply:
         """The response as far as it came."""
         return msgspec.structs.replace(self._base, output=self._output("in_progress"))
 
-    def _broken(self) -> wire.Response:
-        return msgspec.structs.replace(self._base, output=self._output("incomplete"))
+    def _broken(self, *, status: wire.Status, error: wire.ResponseError | None = None) -> wire.Response:
+        return msgspec.structs.replace(self._base, status=status, error=error, output=self._output("incomplete"))
 
     def _ended(self, usage: Usage) -> wire.Response:
         finish = self._choice.ended()

@@ -96,7 +96,7 @@ class TGIReply:
         """Nothing."""
         return b""
 
-    def failure(self, error: PeltonError) -> bytes:
+    async def failure(self, error: PeltonError) -> bytes:
         """One error event."""
         return sse(error_body(error))
 

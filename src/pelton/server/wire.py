@@ -160,7 +160,7 @@ class EventStream:
     def __init__(
         self,
         chunks: AsyncGenerator[bytes, None],
-        failure: Callable[[Exception], bytes],
+        failure: Callable[[Exception], Awaitable[bytes]],
         close: Callable[[], Awaitable[None]],
         keep_alive: bytes = KEEP_ALIVE,
         media_type: str = EVENTS,
@@ -203,7 +203,8 @@ class EventStream:
                         self._told = now()
                         await send({"type": "http.response.body", "body": chunk, "more_body": True})
             except Exception as error:
-                await send({"type": "http.response.body", "body": self._failure(error), "more_body": True})
+                last = await self._failure(error)
+                await send({"type": "http.response.body", "body": last, "more_body": True})
 
     async def _keep(self, send: Send) -> None:
         """Say something while nothing comes, so that proxies keep the connection."""
