@@ -110,6 +110,9 @@ def test_requests_are_answered_and_progress_is_told(model: Path, in_process: boo
             assert sum(isinstance(event, TokenEvent) for event in events) == 10
             assert sum(isinstance(event, Finish) for event in events) == 2
         assert client.counters.completion_tokens == 30
+        vector, finish, done = (await collect(client, msgspec.structs.replace(ask("v", 9, 0), pooling="mean")))[1:]
+        assert len(vector.vector) == 4 * client.info.width == 4 * 96
+        assert (finish, done.usage.prompt_tokens) == (Finish("v", 0, "stop"), 9)
         await client.close()
         await client.close()
         (event,) = await collect(client, ask("late"))

@@ -410,7 +410,8 @@ class Scheduler:
             self.waiting.num_computed += num_tokens
             if sequence.num_computed < len(sequence.tokens):
                 continue
-            self.waiting.shares.charge(sequence.group.tenant, OUTPUT * (sequence.num_slots + kept))
+            if sequence.group.pool is None:
+                self.waiting.shares.charge(sequence.group.tenant, OUTPUT * (sequence.num_slots + kept))
             if was_prefill:
                 self.memory.publish_tail(sequence)
             if not sequence.num_output:
