@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -183,3 +185,75 @@ def test_whatever_comes_at_once(uses, unloads, fails, max_loaded_models, end):
         patch.object(machine, "free_memory", lambda: 1 << 40),
     ):
         simulate(run())
+
+
+def with_pool(work: Callable[[Pool, World], Coroutine[Any, Any, None]], *, max_loaded_models: int = 0) -> None:
+    """Run `work` with a pool of models that stay until others need their memory."""
+    world = World([])
+    specs = [ModelSpec(name=name, model=name, engine=EngineConfig()) for name in SIZES]
+    settings = config.load(memory_budget=BUDGET, max_loaded_models=max_loaded_models, max_load_queue=10_000)
+
+    async def run() -> None:
+        pool = Pool(settings, specs)
+        await work(pool, world)
+        assert not pool._turn.locked()
+        await pool.close()
+
+    with (
+        patch.object(loading, "open_model", world.open_model),
+        patch.object(loading, "find", find),
+        patch.object(machine, "free_memory", lambda: 1 << 40),
+    ):
+        simulate(run())
+
+
+@pytest.mark.parametrize("max_loaded_models", [0, 1, 2])
+def test_nobody_starves_where_all_are_asked_for_all_the_time(max_loaded_models):
+    async def work(pool: Pool, world: World) -> None:
+        waits: list[float] = []
+
+        async def ask(name: str, at: float) -> None:
+            await asyncio.sleep(at)
+            began = asyncio.get_running_loop().time()
+            async with pool.use(name):
+                waits.append(asyncio.get_running_loop().time() - began)
+                await asyncio.sleep(4)
+
+        await asyncio.gather(*(ask(name, i / 2) for name in "abc" for i in range(120)))
+        assert len(waits) == 360
+        assert max(waits) < 40  # three loads of 5 s, and between them the 4 s of those that came before
+
+    with_pool(work, max_loaded_models=max_loaded_models)
+
+
+def test_a_busy_model_that_leaves_is_enough_whatever_happens_to_it_meanwhile():
+    async def work(pool: Pool, world: World) -> None:
+        async def ask(name: str, at: float, seconds: float) -> None:
+            await asyncio.sleep(at)
+            async with pool.use(name):
+                await asyncio.sleep(seconds)
+
+        async def look(at: float) -> None:
+            await asyncio.sleep(at)
+            assert {each.name: each.state for each in pool.loaded()} == {"a": "ready", "b": "leaving", "c": "waiting"}
+
+        async def give_up(at: float) -> None:  # after which all is looked at again
+            await asyncio.sleep(at)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1), pool.use("huge"):
+                    pass
+
+        uses = [
+            ask("b", 0, 10),
+            ask("b", 0, 30),
+            ask("a", 6, 60),
+            ask("c", 12, 1),
+            look(14),
+            give_up(16),
+            look(20),
+            look(30),
+        ]
+        await asyncio.gather(*uses)
+
+    with patch.dict(SIZES, dict.fromkeys("abc", 100 * MIB)):
+        with_pool(work, max_loaded_models=2)

@@ -81,7 +81,7 @@ class Hold:
 
     def held(self, *, can_leave: bool) -> Held:
         """As policy sees it."""
-        return Held(self.name, self.memory, self.is_idle, self.wanted_at, can_leave)
+        return Held(self.name, self.memory, self.is_idle, self.wanted_at, can_leave, self.is_leaving)
 
     def card(self, now: float) -> Resident:
         """As listings see it. `now`: the event loop's time."""

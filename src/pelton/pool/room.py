@@ -18,6 +18,8 @@ class Held:
     is_idle: bool
     used_at: float
     can_leave: bool = True
+    is_leaving: bool = False
+    """Does it leave already, once its requests have ended?"""
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,11 @@ def make_room(
     """What must happen before a model can be loaded beside those that are `held`, with `available` bytes left. It needs
     `least` bytes, and `usual` ones for a context of the usual length.
 
-    Idle ones leave before busy ones, and of those the one that was not used for longest first; none leaves that
-    need not. A model gets the usual where all that may leave makes room for it, and what is there where that is
-    enough. Raises `InsufficientMemory` with the numbers where it is not.
+    Those that leave already are reckoned with first, idle ones leave before busy ones, and of those the one that was
+    not used for longest first; none leaves that need not. A model gets the usual where all that may leave makes room
+    for it, and what is there where that is enough. Raises `InsufficientMemory` with the numbers where it is not.
     """
-    leaving = sorted((each for each in held if each.can_leave), key=lambda each: (not each.is_idle, each.used_at))
+    leaving = sorted((each for each in held if each.can_leave), key=_leaves_after)
     most = available + sum(each.memory for each in leaving)
     too_many = max(0, len(held) + 1 - max_models) if max_models else 0
     if most < least or too_many > len(leaving):
@@ -65,6 +67,11 @@ def make_room(
         if is_enough(rest := [other for other in chosen if other is not each]):
             chosen = rest
     return Leave(tuple(each.name for each in chosen))
+
+
+def _leaves_after(held: Held) -> tuple[bool, bool, float]:
+    """The order in which models leave."""
+    return not held.is_leaving, not held.is_idle, held.used_at
 
 
 def _refusal(name: str, least: int, held: Sequence[Held], available: int, most: int, too_many: int) -> str:
