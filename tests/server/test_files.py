@@ -102,6 +102,13 @@ def test_files_are_bounded(client, folder):
     assert len(list(folder.iterdir())) == 4
 
 
+def test_where_nothing_can_be_written_it_says_so(url, folder):
+    folder.write_text("in the way")
+    response = httpx.post(f"{url}/v1/files", content=FORM, headers={"content-type": "multipart/form-data; boundary=x"})
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "unavailable")
+    assert "File exists" in response.json()["error"]["message"]
+
+
 def test_a_key_sees_its_own_files(url, store):
     made = Store(store)
     keys = KeyStore(made)

@@ -8,6 +8,7 @@ row, and is old, was left behind by a server that died, as was a row without a c
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import time
@@ -15,12 +16,15 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from pelton.config import ServerConfig
-from pelton.errors import Conflict, InvalidRequest, NotFound, RequestTooLarge
+from pelton.errors import Conflict, InvalidRequest, NotFound, RequestTooLarge, Unavailable
 from pelton.server.file_types import MAX_LIFE, FileObject
 from pelton.server.store import Connection, Store
+
+T = TypeVar("T")
+log = logging.getLogger("pelton.server")
 
 STALE_SECONDS = 3600.0
 """What has no row and was not written to for so long is nobody's: another server may be about to finish the others."""
@@ -109,7 +113,7 @@ class FileStore:
     async def upload(self, owner: str) -> AsyncIterator[Upload]:
         """A file that is being sent; gone again unless it is kept."""
         self.room(owner)
-        new = await asyncio.to_thread(Upload, self, owner)
+        new = await asyncio.to_thread(on_disk, Upload, self, owner)
         try:
             yield new
         finally:
@@ -227,12 +231,13 @@ def no_file(id: str) -> NotFound:
     return NotFound(f"there is no file {id[:100]!r}", param="file_id")
 
 
-def on_disk(work: Callable[..., object], *values: object) -> None:
-    """Do it. Raises `RequestTooLarge` in place of what a full disk raises."""
+def on_disk(work: Callable[..., T], *values: object) -> T:
+    """The result of `work`. Raises `Unavailable` where the disk is full, or cannot be written."""
     try:
-        work(*values)
+        return work(*values)
     except OSError as error:
-        raise RequestTooLarge(f"the file cannot be kept: {error.strerror}") from error
+        log.error("a file cannot be kept: %s", error)
+        raise Unavailable(f"the file cannot be kept: {error.strerror}") from error
 
 
 def open_private(path: Path) -> BinaryIO:
