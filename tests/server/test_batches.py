@@ -169,6 +169,8 @@ def test_completions_too_and_what_fails_is_in_the_error_file(client, url):
     text = httpx.get(f"{url}/metrics").text
     assert 'pelton_batches{status="completed"} 1.0' in text
     assert 'pelton_batch_requests_total{outcome="failed"} 2.0' in text
+    assert 'pelton_requests_total{finish="stop",model="scripted"} 1.0' in text
+    assert 'pelton_request_seconds_count{model="scripted"} 0.0' in text
 
 
 def test_embeddings_and_responses_too(client, service):

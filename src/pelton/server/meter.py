@@ -83,6 +83,7 @@ class _Watch:
         self._expected = expected
         self._reserved = reserved
         self._trace = trace
+        self._is_timed = not context.is_idle_priority  # nobody waits for those: their times would hide the others'
         self._num_tokens = 0
         self._first: float | None = None
         """When the first token came."""
@@ -121,10 +122,12 @@ class _Watch:
         last = self._last.get(delta.choice)
         self._last[delta.choice] = now
         if last is not None:
-            self._metrics.between.observe(now - last)
+            if self._is_timed:
+                self._metrics.between.observe(now - last)
         elif self._first is None:
             self._first = now
-            self._metrics.first.observe(now - self._context.began)
+            if self._is_timed:
+                self._metrics.first.observe(now - self._context.began)
             if self._trace is not None:
                 self._trace.first_token()
 
@@ -141,7 +144,9 @@ class _Watch:
         else:
             usage = done.usage
             to_first = None if self._first is None else self._first - began
-            self._metrics.done(done, seconds=perf_counter() - began, to_first=to_first)
+            self._metrics.done(usage)
+            if self._is_timed:
+                self._metrics.took(done, seconds=perf_counter() - began, to_first=to_first)
         reason = _reason(self._reasons, is_done=done is not None)
         self._metrics.finished(reason)
         context.add_usage(self._model, usage)

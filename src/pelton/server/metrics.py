@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
 from pelton import __version__
-from pelton.request import TextDone
+from pelton.request import TextDone, Usage
 
 if TYPE_CHECKING:
     from pelton.engine.protocol import Counters
@@ -174,21 +174,23 @@ class ModelMetrics:
         """A request has ended: stop, length, tool_calls, abort or error."""
         self._metrics.requests.labels(self._model, reason).inc()
 
-    def done(self, done: TextDone, *, seconds: float, to_first: float | None) -> None:
-        """A request has ended well, after so many seconds; `to_first` of them had gone when its first token came."""
-        usage = done.usage
+    def done(self, usage: Usage) -> None:
+        """A request has ended well."""
         self._prompt.inc(usage.prompt_tokens)
         self._cached.inc(usage.cached_tokens)
         self._prompts.observe(usage.prompt_tokens)
         self._answers.observe(usage.completion_tokens)
+
+    def took(self, done: TextDone, *, seconds: float, to_first: float | None) -> None:
+        """It took so many seconds; `to_first` of them had gone when its first token came."""
         self._whole.observe(seconds)
         self._queue.observe(done.queued)
         if to_first is not None:
             self._prepare.observe(max(0.0, to_first - done.queued - done.prefill))
             self._prefill.observe(done.prefill)
             self._decode.observe(seconds - to_first)
-            if usage.completion_tokens > 1:
-                self._per_token.observe((seconds - to_first) / (usage.completion_tokens - 1))
+            if done.usage.completion_tokens > 1:
+                self._per_token.observe((seconds - to_first) / (done.usage.completion_tokens - 1))
 
 
 ENGINE_METRICS: tuple[
