@@ -153,7 +153,8 @@ class LLM:
     ) -> list[Result]:
         """Continue a prompt or a batch of prompts, each text or token ids; one `Result` for each, in their order.
 
-        Text is plain text: control tokens in it stay text. `SamplingParams.stop` may be one string. `json_schema`,
+        Text is plain text: control tokens in it stay text. Without `sampling_params` the parameters hold that the
+        model's name brings along. `SamplingParams.stop` may be one string. `json_schema`,
         `regex`, `choice` or `grammar` (Lark or GBNF): what each answer must be. `use_tqdm`: show the batch's progress
         where standard error is a terminal. An error of any prompt (`InvalidRequest`) is raised and ends the batch.
         """
@@ -255,6 +256,8 @@ class LLM:
     def _requests(
         self, fields: Sequence[Mapping[str, Any]], sampling: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[Request]:
+        # What was not given is the model's to say; what was given is all of it.
+        is_open = SamplingParams.__struct_fields__ if sampling is None else ()
         if sampling is None or isinstance(sampling, SamplingParams):
             each = [_checked(sampling or SamplingParams())] * len(fields)
         else:
@@ -262,7 +265,7 @@ class LLM:
         if len(each) != len(fields):
             raise InvalidRequest(f"{len(fields)} prompts, but {len(each)} sampling_params", param="sampling_params")
         return [
-            Request(id=f"llm-{secrets.token_hex(8)}", model=self._model, sampling=params, **given)
+            Request(id=f"llm-{secrets.token_hex(8)}", model=self._model, sampling=params, left_open=is_open, **given)
             for params, given in zip(each, fields, strict=True)
         ]
 

@@ -182,11 +182,11 @@ class Service:
 
     async def encode(self, request: Request) -> list[int]:
         """The prompt's ids, begin token included. A `prompt` is plain text: control tokens in it stay text."""
-        return (await self._prompt(self._as_meant(request))).ids
+        return (await self._prompt(self.as_meant(request))).ids
 
     async def render(self, request: Request) -> str:
         """A chat as its template writes it, control tokens by their names."""
-        return (await self._prompt(self._as_meant(request))).text
+        return (await self._prompt(self.as_meant(request))).text
 
     async def encode_text(self, text: str, *, add_special: bool, is_marked: bool) -> list[int]:
         """The ids of a text. `add_special`: with the tokens that the model wants around it. `is_marked`: names of
@@ -238,7 +238,7 @@ class Service:
         """
         if request.embedding is not None:
             return await self._embed(request, request.embedding)
-        request = self._as_meant(request)
+        request = self.as_meant(request)
         check_sampling(request.sampling, self.vocab_size)
         if request.sampling.max_tokens == 0 and request.sampling.prompt_logprobs is None and not request.echo:
             raise InvalidRequest("max_tokens 0 asks for no answer, and nothing about the prompt", param="max_tokens")
@@ -328,7 +328,8 @@ class Service:
         """Pin the prompt of that request no longer."""
         self.engine.unpin(request_id)
 
-    def _as_meant(self, request: Request) -> Request:
+    def as_meant(self, request: Request) -> Request:
+        """The request with what the model's name brings along."""
         return request if self._preset is None else self._preset.applied(request)
 
     async def _prepare(self, grammar: Grammar | None, sampling: SamplingParams) -> None:

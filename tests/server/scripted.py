@@ -79,6 +79,7 @@ class ScriptedService:
     """Answers every choice with `words`, then does what `then` says."""
 
     words: tuple[str, ...] = ("Hel", "lo", " 🦙")
+    preset: Preset | None = None
     events: tuple[ChoiceEvent, ...] = ()
     """What the first choice says in place of the words, its end included."""
     refuse: PeltonError | None = None
@@ -118,6 +119,9 @@ class ScriptedService:
         self, prefix: str, suffix: str, begun: str = "", files: Sequence[tuple[str, str]] = ()
     ) -> list[int]:
         return list("|".join([*(f"{name}:{text}" for name, text in files), prefix, suffix, begun]).encode())
+
+    def as_meant(self, request: Request) -> Request:
+        return request if self.preset is None else self.preset.applied(request)
 
     async def encode(self, request: Request) -> list[int]:
         """A byte of the rendered chat is a token."""

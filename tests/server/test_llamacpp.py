@@ -8,6 +8,7 @@ import httpx2 as httpx
 import pytest
 
 from pelton.errors import ContextLengthExceeded
+from pelton.pool import Preset
 from pelton.request import Grammar, TextDelta, TextFinish
 from tests.server.scripted import ScriptedPool, ScriptedService, serving_pool
 
@@ -206,3 +207,13 @@ def test_what_only_describes_a_model_loads_none():
         info = httpx.get(f"{url}/info?model=scripted").json()
         assert (info["max_total_tokens"], info["model_sha"]) == (99, None)
     assert pool.kept == []
+
+
+def test_the_models_own_parameters_stand_in_for_what_is_not_given(url, service):
+    service.preset = Preset(parameters={"temperature": 0.1, "top_k": 3, "num_predict": 9, "stop": ["x"]})
+    answer = httpx.post(url + "/completion", json={"prompt": "Hi", "top_k": 40, "seed": 1}).json()
+    sampling = service.requests[0].sampling
+    assert (sampling.temperature, sampling.top_k, sampling.max_tokens, sampling.stop) == (0.1, 40, 9, ("x",))
+    shown = answer["generation_settings"]
+    assert (shown["temperature"], shown["top_k"], shown["n_predict"], shown["stop"]) == (0.1, 40, 9, ["x"])
+    assert (shown["top_p"], shown["seed"], shown["repeat_penalty"]) == (0.95, 1, 1.0)

@@ -124,3 +124,14 @@ def test_info(url):
     told = httpx.get(f"{url}/info").json()
     assert (told["model_id"], told["max_total_tokens"], told["max_input_tokens"]) == ("scripted", 99, 98)
     assert told["max_concurrent_requests"] == 3
+
+
+def test_what_the_models_own_parameters_may_stand_in_for(url, service):
+    post(url, "/generate")
+    post(url, "/generate", do_sample=True, top_k=5, max_new_tokens=7, stop=["x"])
+    greedy, drawn = (set(request.left_open) for request in service.requests)
+    assert {"max_tokens", "stop", "top_k"} <= greedy
+    assert "temperature" not in greedy
+    assert {"temperature", "top_p", "repetition_penalty"} <= drawn
+    assert not {"max_tokens", "stop", "top_k"} & drawn
+    assert [request.sampling.max_tokens for request in service.requests] == [100, 7]

@@ -69,6 +69,14 @@ def test_generate(model: str) -> None:
     assert Client.made[0].is_closed
 
 
+def test_only_where_no_parameters_are_given_the_models_own_hold(model: str) -> None:
+    with LLM(model) as llm:
+        (free,) = llm._requests([{"prompt": "Hi"}], None)
+        (given,) = llm._requests([{"prompt": "Hi"}], SamplingParams())
+    assert {"temperature", "stop"} <= set(free.left_open)
+    assert given.left_open == ()
+
+
 def test_sampling_parameters_are_what_their_types_say(model: str) -> None:
     """A lone stop string is one string, not as many as it has letters."""
     alone: Any = "END"

@@ -81,3 +81,12 @@ def test_a_question_stays_with_what_was_answered_and_goes_without(
     has_answer = num_words > 0 and how != "refused"
     kept = [("user", "Hi"), ("assistant", "Hel")] if has_answer else []
     assert asked(service) == [("system", "Be kind."), *kept, ("user", "Again")]
+
+
+def test_what_was_not_said_on_the_command_line_is_the_models_to_say(service: ScriptedService) -> None:
+    options = {"system": None, "max_tokens": None, "temperature": None, "top_p": 0.5, "seed": None}
+    asyncio.run(Session("m", OneModel(service), verbose=False, **options).answer("Hi"))  # type: ignore[arg-type]
+    (request,) = service.requests
+    assert (request.sampling.temperature, request.sampling.top_p) == (0.7, 0.5)
+    assert {"temperature", "stop", "max_tokens"} <= set(request.left_open)
+    assert "top_p" not in request.left_open

@@ -27,6 +27,10 @@ Enter sends; a line that ends in a backslash goes on in the next one, and \"\"\"
 Ctrl-C stops the answer, not the program."""
 
 
+DEFAULTS: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95}
+"""Where neither the caller nor the model's name says something else."""
+
+
 def run(model: str, prompt: str | None, **options: Any) -> None:
     """Load `model`, then answer `prompt` or start a chat."""
     names = ("system", "max_tokens", "temperature", "top_p", "seed", "verbose")
@@ -50,15 +54,18 @@ class Session:
         *,
         system: str | None,
         max_tokens: int | None,
-        temperature: float,
-        top_p: float,
+        temperature: float | None,
+        top_p: float | None,
         seed: int | None,
         verbose: bool,
     ) -> None:
         self._model = model
         self._pool = pool
         self._verbose = verbose
-        self._sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+        given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+        given = {name: value for name, value in given.items() if value is not None}
+        self._sampling = SamplingParams(**DEFAULTS | given)
+        self._left_open = tuple(name for name in SamplingParams.__struct_fields__ if name not in given)
         self._system = system
         self._messages: list[Message] = []
         self.reset(system)
@@ -139,6 +146,7 @@ class Session:
             model=self._model,
             messages=(*self._messages, question),
             sampling=self._sampling,
+            left_open=self._left_open,
         )
         pieces: list[str] = []
         was_thought = False

@@ -105,8 +105,8 @@ def main() -> None:
 @click.argument("prompt", nargs=-1)
 @click.option("--system", help="System message.")
 @click.option("--max-tokens", type=click.IntRange(1), help="End the answer after this many tokens.")
-@click.option("--temperature", type=click.FloatRange(0, 2), default=0.7, show_default=True, help="0: greedy.")
-@click.option("--top-p", type=click.FloatRange(0, 1), default=0.95, show_default=True)
+@click.option("--temperature", type=click.FloatRange(0, 2), help="0: greedy. Without: the model's own, or 0.7.")
+@click.option("--top-p", type=click.FloatRange(0, 1), help="Without: the model's own, or 0.95.")
 @click.option("--seed", type=int, help="Makes the answer repeatable.")
 @click.option("--verbose", is_flag=True, help="Show speed after each answer.")
 @engine_options

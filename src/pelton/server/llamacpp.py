@@ -19,7 +19,7 @@ from pelton.errors import ContextLengthExceeded, InvalidRequest, PeltonError, Un
 from pelton.pool import StoredModel
 from pelton.request import EmbeddingParams, Request, SamplingParams
 from pelton.server import llamacpp_types as wire
-from pelton.server.answer import answer, ignored_params, using
+from pelton.server.answer import answer, ignored_params, left_open, using
 from pelton.server.embedding import embed_all, floats, inputs_of
 from pelton.server.llamacpp_reply import LlamaReply, error_body
 from pelton.server.models import Models
@@ -30,12 +30,9 @@ from pelton.server.wire import JSON, read, unless_gone
 if TYPE_CHECKING:
     from pelton.service import Service
 
-_RENAMED = {"repeat_penalty": "repetition_penalty", "mirostat": "mirostat_mode"}
-_SAME = (
-    "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold",
-    "mirostat_tau", "mirostat_eta", "presence_penalty", "frequency_penalty", "dry_multiplier", "dry_base",
-    "dry_allowed_length", "dry_penalty_last_n", "ignore_eos",
-)  # fmt: skip
+_RENAMED = {"repeat_penalty": "repetition_penalty", "mirostat": "mirostat_mode", "n_predict": "max_tokens"}
+_OURS = {name: _RENAMED.get(name, name) for name in wire.DEFAULTS}
+"""How `SamplingParams` calls what llama.cpp has other values for."""
 PATHS = (
     "/completion", "/completions", "/infill", "/embedding", "/embeddings", "/tokenize", "/detokenize",
     "/apply-template", "/props", "/slots",
@@ -192,10 +189,12 @@ async def _answer(
 ) -> ASGIApp:
     for ids in prompts:
         check_ids(ids, service.vocab_size, "prompt")
-    base = Request(
+    given = _sampling(body)
+    asked = Request(
         id=f"cmpl-{secrets.token_hex(12)}",
         model=name,
-        sampling=_sampling(body),
+        sampling=given,
+        left_open=_left_open(body),
         grammar=structured.one_of(
             [
                 structured.grammar(body.grammar, "grammar") if body.grammar else None,
@@ -208,6 +207,7 @@ async def _answer(
         queue_timeout=body.queue_timeout,
         cache_salt=body.cache_salt or "",
     )
+    base = service.as_meant(asked)
     requests = [
         msgspec.structs.replace(base, id=f"{base.id}-{i}", prompt_ids=tuple(ids)) for i, ids in enumerate(prompts)
     ]
@@ -215,7 +215,7 @@ async def _answer(
     return await answer(
         models,
         http,
-        LlamaReply(body, extras, requests, texts, _settings(body, service.name, service.context)),
+        LlamaReply(body, extras, requests, texts, _settings(body, base.sampling, service.name, service.context)),
         requests,
     )
 
@@ -253,19 +253,28 @@ async def _mixed(service: Service, prompt: Sequence[str | int]) -> list[int]:
 
 def _sampling(body: wire.CompletionRequest) -> SamplingParams:
     check_range("n_cmpl", body.n_cmpl, 1, MAX_CHOICES)
-    given = {name: getattr(body, name) for name in _SAME} | {
-        ours: getattr(body, name) for name, ours in _RENAMED.items()
-    }
+    given = {ours: _value(body, name) for name, ours in _OURS.items()}
+    if given["seed"] < 0 or given["seed"] == 0xFFFFFFFF:
+        given["seed"] = None
+    if given["max_tokens"] < 0:
+        given["max_tokens"] = None
     return SamplingParams(
-        **{**given, "temperature": max(body.temperature, 0.0)},
+        **{**given, "temperature": max(given["temperature"], 0.0)},
         n=body.n_cmpl,
-        max_tokens=None if body.n_predict < 0 else body.n_predict,
-        seed=None if body.seed < 0 or body.seed == 0xFFFFFFFF else body.seed,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
-        dry_sequence_breakers=body.dry_sequence_breakers,
         logit_bias=_logit_bias(body.logit_bias or {}),
         logprobs=body.n_probs if body.n_probs > 0 else None,
     )
+
+
+def _value(body: wire.CompletionRequest, name: str) -> Any:
+    given = getattr(body, name)
+    return wire.DEFAULTS[name] if given is None else given
+
+
+def _left_open(body: wire.CompletionRequest) -> tuple[str, ...]:
+    given = {"n", "logprobs", *(ours for name, ours in _OURS.items() if getattr(body, name) is not None)}
+    return left_open(given | ({"stop"} if body.stop is not None else set()))
 
 
 def _logit_bias(given: wire.Bias) -> dict[int, float]:
@@ -277,13 +286,15 @@ def _logit_bias(given: wire.Bias) -> dict[int, float]:
     return biases
 
 
-def _settings(body: wire.CompletionRequest, name: str, context: int) -> dict[str, Any]:
-    """`generation_settings`."""
-    names = (*_SAME, *_RENAMED, "n_predict", "seed", "n_probs", "stream", "dry_sequence_breakers")
-    stop = [body.stop] if isinstance(body.stop, str) else list(body.stop or ())
-    return {name: getattr(body, name) for name in names} | {
-        "stop": stop,
-        "max_tokens": body.n_predict,
+def _settings(body: wire.CompletionRequest, meant: SamplingParams, name: str, context: int) -> dict[str, Any]:
+    """`generation_settings`. `meant`: with what the model's name brings along."""
+    settings = {each: getattr(meant, ours) for each, ours in _OURS.items()}
+    settings |= {each: -1 for each in ("n_predict", "seed") if settings[each] is None}
+    return settings | {
+        "n_probs": body.n_probs,
+        "stream": body.stream,
+        "stop": list(meant.stop),
+        "max_tokens": settings["n_predict"],
         "grammar": body.grammar or "",
         "n_ctx": context,
         "model": name,
@@ -300,7 +311,7 @@ def _props(name: str, found: Service | StoredModel, metadata: Mapping[str, Any])
         text, end_ids = found.tokenizer.token_text, found.tokenizer.end_ids
         bos = "" if found.tokenizer.bos_id is None else text(found.tokenizer.bos_id)
         eos = text(end_ids[0]) if end_ids else ""
-    context = found.context or 0
+    context, nothing = found.context or 0, wire.CompletionRequest()
     return wire.Props(
         default_generation_settings={
             "id": 0,
@@ -308,7 +319,7 @@ def _props(name: str, found: Service | StoredModel, metadata: Mapping[str, Any])
             "n_ctx": context,
             "speculative": False,
             "is_processing": False,
-            "params": _settings(wire.CompletionRequest(), found.name, context),
+            "params": _settings(nothing, _sampling(nothing), found.name, context),
         },
         total_slots=slots,
         model_alias=name,

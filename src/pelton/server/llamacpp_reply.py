@@ -116,7 +116,7 @@ class LlamaReply:
     def _completion(self, index: int, choice: Choice, usage: Usage) -> wire.Completion:
         finish = choice.ended()
         cached = usage.cached_tokens if len(self._prompts) == 1 else 0
-        limit = self._body.n_predict
+        limit = self._settings["n_predict"]
         return wire.Completion(
             index=index,
             content=choice.text,

@@ -16,39 +16,66 @@ from pelton.server.openai_types import WireMessage, WireTool
 Bias = dict[str, float | bool] | list[tuple[int | str, float | bool]]
 
 
+DEFAULTS: dict[str, Any] = {
+    "n_predict": -1,
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "typical_p": 1.0,
+    "top_n_sigma": -1.0,
+    "xtc_probability": 0.0,
+    "xtc_threshold": 0.1,
+    "mirostat": 0,
+    "mirostat_tau": 5.0,
+    "mirostat_eta": 0.1,
+    "repeat_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "dry_multiplier": 0.0,
+    "dry_base": 1.75,
+    "dry_allowed_length": 2,
+    "dry_penalty_last_n": -1,
+    "dry_sequence_breakers": ("\n", ":", '"', "*"),
+    "seed": -1,
+    "ignore_eos": False,
+}
+"""Of a completion: llama.cpp's."""
+
+
 class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of POST /completion."""
+    """The body of POST /completion. What `DEFAULTS` names and is not given may come with the model's name."""
 
     model: str | None = None
     prompt: str | list[str | int | list[str | int]] = ""
     """A text, ids, both mixed, or a list of such prompts."""
-    n_predict: int = -1
+    n_predict: int | None = None
     """Less than 0: until the context is full. 0: nothing is said, the prompt is computed and cached."""
     n_cmpl: int = 1
     stream: bool = False
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    typical_p: float = 1.0
-    top_n_sigma: float = -1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
-    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    seed: int = -1
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: tuple[str, ...] | None = None
+    seed: int | None = None
     """Less than 0, or 4294967295: one is drawn."""
     stop: str | list[str] | None = None
-    ignore_eos: bool = False
+    ignore_eos: bool | None = None
     logit_bias: Bias | None = None
     n_probs: int = 0
     grammar: str | None = None

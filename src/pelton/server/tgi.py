@@ -16,13 +16,15 @@ from pelton.errors import InvalidRequest
 from pelton.pool import StoredModel
 from pelton.request import Grammar, Request, SamplingParams
 from pelton.server import tgi_types as wire
-from pelton.server.answer import answer, using
+from pelton.server.answer import answer, left_open, using
 from pelton.server.models import Models
 from pelton.server.operation import Dialect, get, post
 from pelton.server.tgi_reply import TGIReply, error_body, error_status
 from pelton.server.wire import JSON, read, unless_gone
 
 PATHS = ("/generate", "/generate_stream", "/info")
+DEFAULT_NEW_TOKENS = 100
+_SAME = ("repetition_penalty", "frequency_penalty", "top_k", "top_p", "typical_p", "best_of")
 
 
 def dialect(models: Models) -> Dialect:
@@ -74,6 +76,7 @@ class _Operations:
                 model=name,
                 prompt_ids=_last(ids, asked.truncate),
                 sampling=_sampling(asked, is_stream=is_stream),
+                left_open=_left_open(asked),
                 grammar=_grammar(asked.grammar),
             )
             reply = TGIReply(body, extras, request, is_stream=is_stream)
@@ -111,10 +114,8 @@ def _last(ids: Sequence[int], count: int | None) -> tuple[int, ...]:
 
 
 def _sampling(asked: wire.Parameters, *, is_stream: bool) -> SamplingParams:
-    names = ("repetition_penalty", "frequency_penalty", "top_k", "top_p", "typical_p", "best_of")
-    given = {name: value for name in names if (value := getattr(asked, name)) is not None}
-    warps = (asked.temperature, asked.top_k, asked.top_p, asked.typical_p)
-    draws = asked.do_sample or (asked.best_of or 1) > 1 or any(each not in (None, 1.0) for each in warps)
+    given = {name: value for name in _SAME if (value := getattr(asked, name)) is not None}
+    draws = _draws(asked)
     temperature = 1.0 if asked.temperature is None else asked.temperature
     if asked.temperature is not None and asked.temperature <= 0:
         raise InvalidRequest(f"temperature is {asked.temperature}, must be over 0", param="parameters")
@@ -122,12 +123,25 @@ def _sampling(asked: wire.Parameters, *, is_stream: bool) -> SamplingParams:
     return SamplingParams(
         **given,
         temperature=temperature if draws else 0.0,
-        max_tokens=asked.max_new_tokens,
+        max_tokens=DEFAULT_NEW_TOKENS if asked.max_new_tokens is None else asked.max_new_tokens,
         seed=(secrets.randbits(63) if asked.seed is None else asked.seed) if draws else None,
-        stop=tuple(asked.stop),
+        stop=tuple(asked.stop or ()),
         logprobs=(asked.top_n_tokens or 0) if wants_tokens else None,
         prompt_logprobs=0 if asked.decoder_input_details else None,
     )
+
+
+def _draws(asked: wire.Parameters) -> bool:
+    """Is the answer not made of the likeliest tokens?"""
+    warps = (asked.temperature, asked.top_k, asked.top_p, asked.typical_p)
+    return asked.do_sample or (asked.best_of or 1) > 1 or any(each not in (None, 1.0) for each in warps)
+
+
+def _left_open(asked: wire.Parameters) -> tuple[str, ...]:
+    """What the model's name may bring along: no temperature where none was asked for is 0."""
+    names = {"max_new_tokens": "max_tokens"} | {name: name for name in (*_SAME, "temperature", "seed", "stop")}
+    given = {ours for name, ours in names.items() if getattr(asked, name) is not None}
+    return left_open(given | {"logprobs", "prompt_logprobs"} | (set() if _draws(asked) else {"temperature", "seed"}))
 
 
 def _grammar(given: wire.GrammarField | None) -> Grammar | None:

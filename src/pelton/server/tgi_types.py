@@ -22,7 +22,8 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     """`parameters`. Without `do_sample` or a field that is about sampling, the likeliest token is taken."""
 
     do_sample: bool = False
-    max_new_tokens: Annotated[int, msgspec.Meta(ge=1)] = 100
+    max_new_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """100, unless the model's name brings another along."""
     best_of: int | None = None
     temperature: float | None = None
     repetition_penalty: float | None = None
@@ -31,7 +32,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float | None = None
     typical_p: float | None = None
     seed: int | None = None
-    stop: list[str] = []
+    stop: list[str] | None = None
     return_full_text: bool | None = None
     truncate: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """The prompt's last so many tokens are used."""
