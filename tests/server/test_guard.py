@@ -521,6 +521,9 @@ def test_only_who_may_change_the_models_says_how_long_one_stays(url, keys, pool)
         _, text = keys.create(scope, scopes=[scope])
         answer = httpx.post(url + "/api/chat", json=body, headers=bearer(text)).json()
         assert answer.get("ignored_params") == told
+        asked = {"model": "scripted", "input": "", "keep_alive": 0}
+        answer = httpx.post(url + "/api/embed", json=asked, headers=bearer(text)).json()
+        assert answer.get("ignored_params") == told
         answer = httpx.post(url + "/api/generate", json={"model": "scripted", "keep_alive": -1}, headers=bearer(text))
         assert answer.status_code == 200
         assert set(pool.kept) - {None} == kept

@@ -11,13 +11,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pelton import config
 from pelton.engine import machine
 from pelton.errors import InsufficientMemory, ModelNotFound, Overloaded, QueueTimeout, Unavailable
 from pelton.hub.store import Store
-from pelton.pool import Pool
+from pelton.pool import Pool, StoredModel
 from pelton.pool.pool import OVERHEAD
 from tests.unit.scripted_engine import Client
 from tests.unit.test_pool import run
@@ -371,5 +372,28 @@ def test_what_is_loaded_at_the_start_makes_nobody_leave(tmp_path: Path, monkeypa
                 await pool.load("b")
             await use(pool, "b")
             assert loaded(pool) == {"b": "ready"}
+
+    run(go())
+
+
+def test_what_is_fetched_anew_under_a_name_is_what_is_loaded_next(tmp_path: Path, monkeypatch) -> None:
+    async def go() -> None:
+        async with serving(tmp_path, "a", "b") as pool:
+            async with pool.use("a") as first:
+                pass
+            found = await pool.details("a")
+            changes = iter([found, found, found, msgspec.structs.replace(found, digest="another")])
+
+            async def details(name: str) -> StoredModel:
+                return next(changes)
+
+            monkeypatch.setattr(pool._shelf, "pull", lambda name, report: None)
+            monkeypatch.setattr(pool, "details", details)
+            await pool.pull("a:latest")
+            async with pool.use("a") as same:
+                assert same is first
+            await pool.pull("a")
+            async with pool.use("a") as second:
+                assert second is not first
 
     run(go())

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
@@ -177,9 +177,17 @@ class Pool:
 
     async def pull(self, name: str, report: Report = _nobody) -> StoredModel:
         """Fetch a model of a catalogue's or a hub's name into the store. Raises `ModelNotFound` or `HubError`.
-        `report` is called from another thread."""
+        `report` is called from another thread. What was loaded under that name, and is another one now, leaves."""
+        before: StoredModel | None = None
+        with suppress(ModelNotFound):
+            before = await self.details(name)
         await loading.in_daemon_thread(lambda: self._shelf.pull(name, report))
-        return await self.details(name)
+        found = await self.details(name)
+        for hold in list(self._holds.values()):
+            is_meant = hold.service is not None and key(hold.spec.model) == key(name)
+            if is_meant and before is not None and before.digest != found.digest:
+                self._retire(hold)
+        return found
 
     async def copy(self, source: str, destination: str) -> None:
         """Give a model of the store one more name. What had that name before loses it. Raises `ModelNotFound`."""

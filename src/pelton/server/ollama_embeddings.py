@@ -16,7 +16,7 @@ from pelton.server.answer import ignored_params, using
 from pelton.server.context import current
 from pelton.server.embedding import Vectors, embed_all, floats, inputs_of
 from pelton.server.models import Models
-from pelton.server.ollama_prompt import check_context, keep_alive
+from pelton.server.ollama_prompt import check_context, ignored_keep_alive, keep_alive
 from pelton.server.ollama_reply import nanoseconds
 from pelton.server.operation import Operation, post
 from pelton.server.wire import JSON, read
@@ -84,7 +84,7 @@ async def _embedded(
     """The answer. Without a text a request loads its model."""
     meant = options.meaning(body.options or {})
     without_meaning = {f"options.{name}": True for name in body.options or {} if name != "num_ctx"}
-    ignored = ignored_params(extras | without_meaning, {})
+    ignored = ignored_params(extras | without_meaning | ignored_keep_alive(body.keep_alive), {})
     base = Request(
         id=f"ollama-{secrets.token_hex(12)}",
         model=body.model,

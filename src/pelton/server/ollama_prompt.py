@@ -43,8 +43,7 @@ def asked(body: wire.Common) -> Asked:
     for name in ("truncate", "shift"):
         if getattr(body, name):
             ignored[name] = True  # nothing is ever cut: what does not fit is refused, or ends
-    if body.keep_alive is not None and not current().key.may("models"):
-        ignored["keep_alive"] = True  # `Models.use`
+    ignored |= ignored_keep_alive(body.keep_alive)
     request = Request(
         id=f"ollama-{secrets.token_hex(12)}",
         model=body.model,
@@ -88,6 +87,11 @@ def refuse_images(images: Sequence[Any] | None, where: str) -> None:
     """Raise `InvalidRequest` where there are some."""
     if images:
         raise InvalidRequest(f"{where} are given: this model reads text only", param="images")
+
+
+def ignored_keep_alive(given: str | float | None) -> dict[str, Any]:
+    """The field, where it is given and `Models.use` ignores it."""
+    return {} if given is None or current().key.may("models") else {"keep_alive": given}
 
 
 def keep_alive(given: str | float | None) -> float | None:
