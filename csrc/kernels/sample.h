@@ -18,6 +18,10 @@ struct SampleKernels {
     // weights = floor(kWeightOne * e^((x - most) * inverse)), and their sum over each piece.
     void (*weigh)(const float* x, int n, float most, float inverse, int32_t* weights);
     void (*weigh_pieces)(const float* x, int n, const float* maxima, float most, float inverse, uint64_t* sums);
+    // The winner of the race (race.h) of all tokens with these weights, `first` of the largest logit being in it
+    // already.
+    int32_t (*race)(const float* x, int n, const float* maxima, float most, float inverse, uint64_t bits,
+                    int32_t first);
     // The places of values >= threshold, ascending; returns their number.
     int (*collect)(const float* x, int n, const float* maxima, float threshold, int32_t* places);
 };

@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/race.h"
 #include "ops/draws.h"
 
 namespace pelton {
@@ -110,10 +111,9 @@ void Candidates::keep_expected(float surprise) {
 }
 
 Candidate Candidates::draw(uint64_t bits) const {
-    uint64_t left = target(bits, mass());
-    const Candidate* item = items_;
-    while (static_cast<uint64_t>(item->weight) <= left) left -= static_cast<uint64_t>(item++->weight);
-    return *item;
+    Race race;
+    for (int i = 0; i < count_; i++) race.enter(items_[i].id, items_[i].weight, bits);
+    return *std::find_if(items_, items_ + count_, [&](const Candidate& item) { return item.id == race.id; });
 }
 
 double deviation(const float* logits, int n, float most) {

@@ -28,9 +28,4 @@ inline uint64_t share_of(float share, uint64_t total) {
     return static_cast<uint64_t>(std::max(1.0, std::ceil(static_cast<double>(share) * static_cast<double>(total))));
 }
 
-// Where in a total of weights the bits point: from 0 to total - 1.
-inline uint64_t target(uint64_t bits, uint64_t total) {
-    return static_cast<uint64_t>(static_cast<unsigned __int128>(bits) * total >> 64);
-}
-
 }  // namespace pelton

@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 
+#include "kernels/race.h"
 #include "ops/candidates.h"
 #include "ops/draws.h"
 
@@ -97,7 +98,6 @@ class Draw {
         for_weights(0, count, [&](int32_t id, int32_t weight) {
             *end = {id, weight};
             end += weight >= least;
-            return false;
         });
         return {row_.items, static_cast<int>(end - row_.items), row_.logits};
     }
@@ -133,7 +133,7 @@ class Draw {
         return total;
     }
 
-    // The weights of ids[begin, end), one piece's worth at a time: use(id, weight) until it returns true.
+    // use(id, weight) for ids[begin, end), whose weights are made one piece's worth at a time.
     template <class Use>
     void for_weights(int begin, int end, const Use& use) const {
         float logits[kSamplePiece];
@@ -143,19 +143,15 @@ class Draw {
             const int32_t* ids = row_.ids + begin;
             for (int i = 0; i < count; i++) logits[i] = row_.logits[ids[i]];
             row_.kernels.weigh(logits, count, most_, inverse_, weights);
-            for (int i = 0; i < count; i++) {
-                if (use(ids[i], weights[i])) return;
-            }
+            for (int i = 0; i < count; i++) use(ids[i], weights[i]);
         }
     }
 
     // What ids[begin, end) weigh together, those lighter than `least` left out.
     uint64_t mass(int begin, int end, int32_t least) const {
         uint64_t sum = 0;
-        for_weights(begin, end, [&](int32_t, int32_t weight) {
-            sum += weight >= least ? static_cast<uint64_t>(weight) : 0;
-            return false;
-        });
+        for_weights(begin, end,
+                    [&](int32_t, int32_t weight) { sum += weight >= least ? static_cast<uint64_t>(weight) : 0; });
         return sum;
     }
 
@@ -203,28 +199,16 @@ class Draw {
     }
 
     int32_t from_ids(int count, int32_t least, uint64_t bits) const {
-        uint64_t left = target(bits, mass(0, count, least));
-        int32_t drawn = 0;
+        Race race;
         for_weights(0, count, [&](int32_t id, int32_t weight) {
-            if (weight < least) return false;
-            drawn = id;
-            if (static_cast<uint64_t>(weight) > left) return true;
-            left -= static_cast<uint64_t>(weight);
-            return false;
+            if (weight >= least) race.enter(id, weight, bits);
         });
-        return drawn;
+        return race.id;
     }
 
     int32_t from_all(uint64_t bits) const {
-        uint64_t left = target(bits, total_mass());
-        int piece = 0;
-        while (row_.sums[piece] <= left) left -= row_.sums[piece++];
-        const int begin = piece * kSamplePiece;
-        int32_t weights[kSamplePiece];
-        row_.kernels.weigh(row_.logits + begin, std::min(kSamplePiece, row_.n - begin), most_, inverse_, weights);
-        int i = 0;
-        while (static_cast<uint64_t>(weights[i]) <= left) left -= static_cast<uint64_t>(weights[i++]);
-        return begin + i;
+        const int32_t first = row_.first_of(most_);
+        return row_.kernels.race(row_.logits, row_.n, row_.maxima, most_, inverse_, bits, first);
     }
 
     const Row& row_;

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from pelton.ops.sampling import BAD_LOGITS, NO_TOKEN, draw, greedy_rows, philox, sample
+from pelton.ops.sampling import BAD_LOGITS, NO_TOKEN, draw, greedy_rows, noise, philox, sample, waiting
 
 
 def test_generator_gives_the_published_numbers() -> None:
@@ -22,6 +23,31 @@ def test_draws_follow_the_distribution() -> None:
     counts = np.bincount(drawn, minlength=4)
     expected = 4000 * np.array([0.5, 0.25, 0.125, 0.125])
     assert ((counts - expected) ** 2 / expected).sum() < 16.3  # chi-square, 3 degrees, p = 0.001
+
+
+def test_draws_with_one_key_agree_where_distributions_do() -> None:
+    # Of two races with the same noise, at least (1 - d) / (1 + d) have one winner, d being the total variation: also
+    # where tokens of low ids shift the running sums of all others.
+    logits = np.log(np.array([[0.02, 0.3, 0.3, 0.2, 0.18], [0.22, 0.2, 0.2, 0.2, 0.18]], np.float32))
+    params = replace(greedy_rows(1), temperature=np.ones(1, np.float32))
+    pairs = []
+    for i in range(2000):
+        keyed = replace(params, position=np.array([i], np.int32))
+        pairs.append([draw(row, keyed, 0)[0] for row in logits])
+    first, second = np.array(pairs).T
+    assert 0.8 / 1.2 - 0.03 < (first == second).mean() < 0.8 + 0.03
+
+
+def test_waiting_times_are_those_of_an_exponential_distribution() -> None:
+    words = np.array([0, 1, 2**16, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1], np.uint32)
+    exact = [-math.log1p(-(int(word) + 0.5) / 2**32) for word in words]
+    np.testing.assert_allclose(waiting(words), exact, rtol=1e-13)
+    ids = np.arange(1 << 16)
+    assert len(set(noise(ids, 0x0123456789ABCDEF).tolist())) == 1 << 16
+    for bits in (0, 1, 1 << 40):  # a key's every bit changes all noise
+        assert abs(waiting(noise(ids, bits)).mean() - 1) < 0.02
+        flipped = np.bitwise_count(noise(ids, bits) ^ noise(ids, bits ^ 1 << 33))
+        assert abs(flipped.mean() - 16) < 0.1
 
 
 def test_filters_keep_what_they_say() -> None:

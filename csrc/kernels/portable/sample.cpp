@@ -2,6 +2,7 @@
 #include "kernels/sample.h"
 
 #include "kernels/portable/math.h"
+#include "kernels/race.h"
 
 namespace pelton::PELTON_ISA {
 namespace {
@@ -67,8 +68,9 @@ void weigh(const float* x, int n, float most, float inverse, int32_t* weights) {
     });
 }
 
+constexpr float kWeightless = -22.0f;  // e^-22 < 2^-30
+
 void weigh_pieces(const float* x, int n, const float* maxima, float most, float inverse, uint64_t* sums) {
-    constexpr float kWeightless = -22.0f;  // e^-22 < 2^-30
     for_pieces(x, n, [&](int piece, const float* values, int count) {
         sums[piece] = 0;
         if ((maxima[piece] - most) * inverse < kWeightless) return;
@@ -79,6 +81,46 @@ void weigh_pieces(const float* x, int n, const float* maxima, float most, float 
         });
         for (int i = 0; i < kLanes / 2; i++) sums[piece] += total[i];
     });
+}
+
+// Whether any of count tokens from id `begin` on may arrive before `first`: weight(i) are at least the weights of the
+// vector at i. A weight of 1 waits for more than v >= noise / 2^32; v is taken with 24 bits, rounded down.
+template <class Weight>
+PELTON_INLINE bool may_win(int begin, int count, uint64_t bits_of_draw, double first, const Weight& weight) {
+    const float latest = static_cast<float>(first) * 1.0001f;
+    VecU ids;
+    for (int i = 0; i < kLanes; i++) ids[i] = static_cast<uint32_t>(begin + i);
+    VecI any = {};
+    for (int i = 0; i < count; i += kLanes, ids += kLanes) {
+        const VecI least = bits<VecI>(noise(ids, bits_of_draw) >> 8);
+        any |= __builtin_convertvector(least, VecF) * 0x1p-24f <= weight(i) * latest;
+    }
+    int32_t is_any = 0;
+    for (int i = 0; i < kLanes; i++) is_any |= any[i];
+    return is_any != 0;
+}
+
+int32_t race(const float* x, int n, const float* maxima, float most, float inverse, uint64_t bits_of_draw,
+             int32_t first) {
+    Race race;
+    race.enter(first, static_cast<int32_t>(kWeightOne), bits_of_draw);
+    for_pieces(x, n, [&](int piece, const float* values, int count) {
+        if ((maxima[piece] - most) * inverse < kWeightless) return;
+        const int begin = piece * kSamplePiece;
+        int32_t weights[kSamplePiece] = {};
+        // Most pieces have no token that could win even with their largest weight. (One more: exp may round a smaller
+        // logit up.)
+        weigh(maxima + piece, 1, most, inverse, weights);
+        const VecF largest = splat(static_cast<float>(weights[0]) + 1);
+        if (!may_win(begin, count, bits_of_draw, race.first, [&](int) { return largest; })) return;
+        weigh(values, count, most, inverse, weights);
+        const auto weight = [&](int i) { return __builtin_convertvector(load<VecI>(weights + i), VecF); };
+        if (!may_win(begin, count, bits_of_draw, race.first, weight)) return;
+        for (int i = 0; i < count; i++) {
+            if (weights[i] > 0) race.enter(begin + i, weights[i], bits_of_draw);
+        }
+    });
+    return race.id;
 }
 
 int collect(const float* x, int n, const float* maxima, float threshold, int32_t* places) {
@@ -95,6 +137,6 @@ int collect(const float* x, int n, const float* maxima, float threshold, int32_t
 
 }  // namespace
 
-const SampleKernels sample_kernels = {maxima, exp_sum, weigh, weigh_pieces, collect};
+const SampleKernels sample_kernels = {maxima, exp_sum, weigh, weigh_pieces, race, collect};
 
 }  // namespace pelton::PELTON_ISA

@@ -26,8 +26,10 @@ The chain of one row, from raw logits:
    - XTC: with xtc_probability, of the tokens with w >= xtc_threshold W all but the last go. The coin is the upper 53
      bits of draw 1.
    - mirostat keeps w >= W 2^-mu. (Version 2 of Basu et al., "Mirostat", ICLR 2021, without its re-scaling.)
-9. The draw: 64 random bits u name the token, in ascending order of ids, in which the running sum of the weights that
-   are left passes floor(u W / 2^64).
+9. The draw is a race: each token that is left arrives at the time -ln(1 - v) / w, v = (noise + 1/2) / 2^32, and the
+   first wins (ties: the lowest id). Times are of an exponential distribution with the rate w, so a token wins with
+   w / W. A token's noise is a 32-bit hash of its id and the draw's 64 bits, whatever else is left: so two rows with the
+   same key draw the same token about as often as their distributions allow. (Gumbel-max, without the logarithm of w.)
 10. Mirostat learns: mu becomes mu - eta (s - tau), s = -log2(w / W) of the drawn token. A row that continues the one
    before it starts with the mu that that one ends with: this is all that goes from row to row.
 
@@ -52,6 +54,7 @@ from pelton.ops.data import F32, I32, U8
 
 Ids = npt.NDArray[np.intp]
 Weights = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint32]
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy."""
@@ -175,6 +178,34 @@ def philox(seed: int, position: int, choice: int, draw: int) -> int:
     return counter[0] | counter[1] << 32
 
 
+def scatter(words: Words) -> Words:
+    """A bijection of 32-bit words in which each bit of the input turns half of those of the output (lowbias32 of Chris
+    Wellons, "Prospecting for hash functions", 2018)."""
+    words = (words ^ words >> np.uint32(16)) * np.uint32(0x7FEB352D)
+    words = (words ^ words >> np.uint32(15)) * np.uint32(0x846CA68B)
+    return words ^ words >> np.uint32(16)
+
+
+def noise(ids: Ids, bits: int) -> Words:
+    """The tokens' noise in a draw that has these bits."""
+    low, high = np.uint32(bits & 0xFFFFFFFF), np.uint32(bits >> 32)
+    return scatter(scatter(ids.astype(np.uint32) ^ low) ^ high)
+
+
+def waiting(noise: Words) -> npt.NDArray[np.float64]:
+    """-ln(1 - v), v = (noise + 1/2) / 2^32, by a series that has the same bits everywhere: with 1 - v = 2^e m, m within
+    sqrt(2) of 1, ln m = 2 atanh((m - 1) / (m + 1))."""
+    m, e = np.frexp(1.0 - (noise + 0.5) * 2.0**-32)
+    is_small = m * 2 <= math.sqrt(2)
+    m, e = np.where(is_small, m * 2, m), e - is_small
+    s = (m - 1) / (m + 1)
+    series = np.full(s.shape, 2 / 17)
+    for k in range(15, 0, -2):
+        series = series * (s * s) + 2 / k
+    times: npt.NDArray[np.float64] = -(e * 0.6931471805599453 + s * series)
+    return times
+
+
 def no_samples(num_rows: int, params: SampleArrays) -> Sampled:
     """Results of the right shapes, zeros, to be filled in."""
     most = max((0, *params.num_logprobs.tolist()))
@@ -263,10 +294,9 @@ def draw(logits: F32, params: SampleArrays, r: int, mu: float = 0.0) -> tuple[in
     if tau > 0:
         left = _or_first(left, weights[left] >= float(weights[left].sum()) * 2**-mu)
     left = np.sort(left)
-    sums = weights[left].cumsum()
-    token = int(left[np.searchsorted(sums, _bits(params, r, 0) * int(sums[-1]) >> 64, side="right")])
+    token = int(left[(waiting(noise(left, _bits(params, r, 0))) / weights[left]).argmin()])
     if tau > 0:
-        surprise = -math.log2(float(weights[token]) / float(sums[-1]))
+        surprise = -math.log2(float(weights[token]) / float(weights[left].sum()))
         mu -= eta * (surprise - tau)
     return token, mu
 

@@ -1,7 +1,9 @@
 // Row kernels, attention and sampling against the generic instruction set: near, since not every set has a fused
 // multiply-add; and the same bits for a row alone.
+#include <algorithm>
 #include <cstring>
 
+#include "kernels/race.h"
 #include "selftest.h"
 
 namespace selftest {
@@ -166,6 +168,16 @@ void check_sample(const KernelTable& table, const KernelTable& plain, Counts& co
         for (int i = 0; i < n; i++)
             total[static_cast<size_t>(i / kSamplePiece)] += static_cast<uint64_t>(weights[static_cast<size_t>(i)]);
         counts.add(sums == total, "sample", "weigh_pieces", n);
+
+        const auto largest = std::max_element(x.begin(), x.begin() + n) - x.begin();
+        for (uint64_t bits : {uint64_t{0}, uint64_t{0x9e3779b97f4a7c15}, ~uint64_t{0}}) {
+            Race race;
+            for (int i = 0; i < n; i++) {
+                if (weights[static_cast<size_t>(i)] > 0) race.enter(i, weights[static_cast<size_t>(i)], bits);
+            }
+            const int32_t won = ours->race(x.data(), n, maxima.data(), most, 0.7f, bits, static_cast<int32_t>(largest));
+            counts.add(won == race.id, "sample", "race", n);
+        }
 
         std::vector<int32_t> expected;
         for (int i = 0; i < n; i++)
