@@ -3,8 +3,8 @@
     PYTHON benchmarks/coupling.py MODEL.gguf SMALL.gguf TEXT --tokens 200
 
 PYTHON has `llama-cpp-python`, which gives all logits of both models over the same text. Ways: the best there is (the
-shared mass of both distributions); the largest of keyed Gumbel noise; the place of one keyed number in the running sum
-over ids, as Pelton draws; the same over tokens by falling probability.
+shared mass of both distributions); the largest of keyed Gumbel noise, which is how Pelton draws; the place of one keyed
+number in the running sum over ids; the same over tokens by falling probability.
 """
 
 import argparse
