@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import resource
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,8 +15,10 @@ from typing import Any
 import ollama
 import pytest
 
+from pelton import logs
 from pelton.config import ServerConfig
 from pelton.errors import ConfigError
+from pelton.server import listen
 from pelton.server.acceptor import max_connections, raise_file_limit
 from pelton.server.listen import Server, addresses
 from tests.server.scripted import ScriptedPool, ScriptedService
@@ -126,3 +129,22 @@ def test_how_many_connections_there_may_be():
     assert max_connections(10, 1024) == 10
     assert max_connections(5000, 1024) == 896
     assert max_connections(0, 64) == 32
+
+
+def test_a_signal_is_no_requests(monkeypatch):
+    told: list[str] = []
+    monkeypatch.setattr(listen.log, "warning", lambda *_: told.append(logs.request_id.get()))
+
+    async def run() -> None:
+        pool = ScriptedPool(ScriptedService())
+        server = Server(pool, ServerConfig(port=0))  # type: ignore[arg-type]
+        serving = asyncio.ensure_future(server.run())
+        while not server._uvicorn.started:
+            await asyncio.sleep(0.01)
+        logs.request_id.set("somebody's")
+        server._uvicorn.handle_exit(signal.SIGTERM, None)
+        await serving
+        assert pool.is_closed
+
+    asyncio.run(run())
+    assert told == [""]

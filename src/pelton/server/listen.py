@@ -9,6 +9,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable
+from contextvars import Context
 from types import FrameType
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
@@ -78,7 +79,10 @@ class _Uvicorn(uvicorn.Server):
         self.started = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal came; called between two callbacks of the event loop's thread."""
+        """A signal came; called anywhere in the event loop's thread, so maybe in the context of a request."""
+        Context().run(self._on_signal, sig)
+
+    def _on_signal(self, sig: int) -> None:
         if self._app.guard.is_draining or not self.started:
             log.warning("%s: ending at once", signal.Signals(sig).name)
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would tell of each answer that is cut
