@@ -14,9 +14,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -119,11 +121,12 @@ class Engine(Protocol):
         ...
 
 
-class _Prompt(NamedTuple):
+@dataclass(frozen=True)
+class EncodedPrompt:
     """An encoded prompt, and how its answer is to be read."""
 
     ids: list[int]
-    form: Format = Format()
+    form: Format = field(default_factory=Format)
     warnings: tuple[str, ...] = ()
     text: str = ""
     """What the template made of a chat."""
@@ -159,6 +162,8 @@ class Service:
         """Where prompts are made. A template that takes all the time that it may keeps this model's waiting alone."""
         self._own_templates = asyncio.Semaphore(NUM_THREADS // 2)
         """For requests that bring a template, which leave threads to others."""
+        self._prepared: WeakValueDictionary[str, EncodedPrompt] = WeakValueDictionary()
+        """By their requests' ids: what `generate` need not make again."""
 
     @property
     def context(self) -> int:
@@ -183,6 +188,12 @@ class Service:
     async def encode(self, request: Request) -> list[int]:
         """The prompt's ids, begin token included. A `prompt` is plain text: control tokens in it stay text."""
         return (await self._prompt(self.as_meant(request))).ids
+
+    async def prepare(self, request: Request) -> EncodedPrompt:
+        """The prompt of a request that is to be started: as long as this is held, `generate` takes it."""
+        prompt = await self._prompt(self.as_meant(request))
+        self._prepared[request.id] = prompt
+        return prompt
 
     async def render(self, request: Request) -> str:
         """A chat as its template writes it, control tokens by their names."""
@@ -216,7 +227,7 @@ class Service:
         source = self._metadata.get("tokenizer.chat_template")
         return source if isinstance(source, str) else None
 
-    async def _prompt(self, request: Request) -> _Prompt:
+    async def _prompt(self, request: Request) -> EncodedPrompt:
         given = [request.messages is not None, request.prompt is not None, request.prompt_ids is not None]
         if sum(given) != 1:
             raise InvalidRequest("exactly one of messages, prompt and prompt_ids must be given", param="messages")
@@ -224,7 +235,7 @@ class Service:
             if len(request.prompt_ids) > self.context:
                 raise self._too_long(len(request.prompt_ids), "prompt")
             check_ids(request.prompt_ids, self.vocab_size, "prompt")
-            return _Prompt(list(request.prompt_ids))
+            return EncodedPrompt(list(request.prompt_ids))
         in_context = partial(copy_context().run, self._encode_text, request)
         async with self._own_templates if request.chat_template is not None else nullcontext():
             return await asyncio.get_running_loop().run_in_executor(self._threads, in_context)
@@ -244,7 +255,7 @@ class Service:
             raise InvalidRequest("max_tokens 0 asks for no answer, and nothing about the prompt", param="max_tokens")
         _check_policy(request)
         check_tools(request)
-        prompt = await self._prompt(request)
+        prompt = self._prepared.get(request.id) or await self._prompt(request)
         prompt_ids = prompt.ids
         source = "messages" if request.messages is not None else "prompt"
         sampling = self._complete(request.sampling, len(prompt_ids), source)
@@ -374,12 +385,12 @@ class Service:
         plain = self.tokenizer.encode
         return [id for each in segments for id in ([each] if isinstance(each, int) else plain(each, add_special=False))]
 
-    def _encode_text(self, request: Request) -> _Prompt:
+    def _encode_text(self, request: Request) -> EncodedPrompt:
         if request.prompt is not None and request.suffix is not None:
-            return _Prompt(self._encode_infill(request.prompt, request.suffix, param="suffix"))
+            return EncodedPrompt(self._encode_infill(request.prompt, request.suffix, param="suffix"))
         if request.prompt is not None:
             self._check_length(len(request.prompt), "prompt")
-            return _Prompt(self.tokenizer.encode(request.prompt, add_special=True))
+            return EncodedPrompt(self.tokenizer.encode(request.prompt, add_special=True))
         assert request.messages is not None
         # Where no tool may be called, none is shown: the model would call them all the same.
         tools = request.tools if request.tool_choice.mode != "none" else ()
@@ -407,7 +418,7 @@ class Service:
             dialect=self._dialect(source) if tools else None,
             names=choice.names or [tool.name for tool in tools],
         )
-        return _Prompt(self.tokenizer.encode_segments(prompt.segments), form, switches.warnings, prompt.text)
+        return EncodedPrompt(self.tokenizer.encode_segments(prompt.segments), form, switches.warnings, prompt.text)
 
     def _template_of(self, request: Request) -> ChatTemplate:
         if request.chat_template is not None:

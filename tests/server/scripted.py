@@ -34,6 +34,7 @@ from pelton.request import (
 )
 from pelton.server.app import App
 from pelton.server.protocol import bounded_protocol
+from pelton.service import EncodedPrompt
 
 VECTOR = array("f", (0.5, -0.5, 0.5, 0.5)).tobytes()
 """Of every text."""
@@ -122,6 +123,9 @@ class ScriptedService:
 
     def as_meant(self, request: Request) -> Request:
         return request if self.preset is None else self.preset.applied(request)
+
+    async def prepare(self, request: Request) -> EncodedPrompt:
+        return EncodedPrompt(await self.encode(request))
 
     async def encode(self, request: Request) -> list[int]:
         """A byte of the rendered chat is a token."""

@@ -486,3 +486,22 @@ def test_what_a_service_says_of_itself() -> None:
         run(mine.encode(request(prompt_ids=(50,))))
     run(mine.close())
     assert engine.is_closed
+
+
+def test_a_prompt_that_is_prepared_is_made_once_as_long_as_it_is_held(monkeypatch):
+    engine = ScriptedEngine(saying(ids("x")))
+    own, asked, made = service(engine), request(prompt="Hello"), []
+    encode = own._encode_text
+    monkeypatch.setattr(own, "_encode_text", lambda each: made.append(each) or encode(each))
+
+    async def twice() -> None:
+        for _ in range(2):
+            prepared = await own.prepare(asked)
+            async for _ in await own.generate(asked):
+                pass
+            assert engine.requests[-1].prompt_ids == prepared.ids == ids("Hello")
+            del prepared
+
+    run(twice())
+    assert len(made) == 2
+    assert not own._prepared

@@ -40,7 +40,7 @@ def dialect(models: Models) -> Dialect:
         reply = MessageReply(request.id, body, extras | _unreadable(body))
         async with using(models, http, body.model) as service:
             if reply.is_stream or marked(body):
-                reply.kept = await unless_gone(http, kept(service, body))
+                reply.kept = await unless_gone(http, kept(service, body, request))
 
             async def keep() -> None:
                 if reply.is_done:

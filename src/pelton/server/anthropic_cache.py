@@ -24,7 +24,7 @@ from pelton.server.anthropic_prompt import prompt
 from pelton.server.context import current
 
 if TYPE_CHECKING:
-    from pelton.service import Service
+    from pelton.service import EncodedPrompt, Service
 
 log = logging.getLogger("pelton.server")
 
@@ -47,10 +47,15 @@ Position = tuple[float, ...]
 class Kept:
     """What of a prompt is to be kept: by time to live, the number of its first tokens."""
 
-    ids: Sequence[int] = ()
-    """Of the whole prompt."""
+    prompt: EncodedPrompt | None = None
+    """The whole of it."""
     lengths: dict[TTL, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Of the whole prompt."""
+        return () if self.prompt is None else self.prompt.ids
 
     def created(self, usage: Usage) -> wire.CacheCreation:
         """How many tokens were not cached before and are to be kept now, each counted once."""
@@ -62,17 +67,17 @@ class Kept:
         )
 
 
-async def kept(service: Service, body: wire.CountRequest) -> Kept:
+async def kept(service: Service, body: wire.CountRequest, request: Request) -> Kept:
     """What of a request's prompt is to be kept. Raises what is wrong with the prompt."""
-    ids = await service.encode(prompt(body))
+    whole = await service.prepare(request)
     lengths: dict[TTL, int] = {}
     warnings = []
     for ttl, prefix in marked(body).items():
         try:
-            lengths[ttl] = _num_shared(ids, await service.encode(prompt(prefix, is_whole=False)))
+            lengths[ttl] = _num_shared(whole.ids, await service.encode(prompt(prefix, is_whole=False)))
         except InvalidRequest as error:  # a template that wants a whole chat
             warnings.append(f"cache_control: this model's chat template cannot show a part of the chat: {error}")
-    return Kept(ids, lengths, tuple(warnings))
+    return Kept(whole, lengths, tuple(warnings))
 
 
 def marked(body: wire.CountRequest) -> dict[TTL, wire.CountRequest]:
