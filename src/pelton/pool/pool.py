@@ -6,10 +6,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import Context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,23 +18,20 @@ from pelton.engine import machine
 from pelton.engine.link import Opening
 from pelton.engine.protocol import Needs
 from pelton.errors import (
-    HubError,
     InsufficientMemory,
-    InvalidRequest,
     ModelNotFound,
     Overloaded,
     QueueTimeout,
     Unavailable,
 )
 from pelton.formats.digest import is_changed
-from pelton.hub.preset import Preset
-from pelton.hub.source import Progress
-from pelton.pool import loading, uploads
-from pelton.pool.cards import Loading, Memory, ModelCard, Report, Resident, StoredModel
+from pelton.pool import loading
+from pelton.pool.cards import Loading, Memory, ModelCard, Report, Resident
 from pelton.pool.hold import Hold
 from pelton.pool.room import Leave, Room, make_room
 from pelton.pool.shelf import Shelf
 from pelton.pool.spec import ModelSpec, Names, key
+from pelton.pool.store_verbs import StoreVerbs, nobody
 
 if TYPE_CHECKING:
     from pelton.service import Service
@@ -44,15 +41,11 @@ OVERHEAD = 160 << 20
 """Bytes of a model beside its plan: its engine's Python, and its vocabulary in this process."""
 
 
-def _nobody(event: Progress | Loading) -> None:
-    """Hears of a load that nobody watches."""
-
-
 class NoRoomNow(Unavailable):
     """What runs at idle priority finds no room beside what others use."""
 
 
-class Pool:
+class Pool(StoreVerbs):
     """The models by the names that clients use. All methods belong to one event loop.
 
     `specs` are the models that have a name here. `is_open`: those of the store can be had, too. Either way a request
@@ -63,11 +56,10 @@ class Pool:
         self, config: Config, specs: Iterable[ModelSpec] = (), *, is_open: bool = False, in_process: bool = False
     ) -> None:
         """`in_process`: engines run in this process, in the event loop's thread."""
+        super().__init__(Shelf(config.hub), Names(specs))
         self._config = config
-        self._names = Names(specs)
         self._is_open = is_open
         self._in_process = in_process
-        self._shelf = Shelf(config.hub)
         self._holds: dict[str, Hold] = {}
         self._budget = int(config.pool.memory_budget) or machine.free_memory()
         self._turn = asyncio.Lock()
@@ -130,7 +122,7 @@ class Pool:
 
     # what administrators do
 
-    async def load(self, model: str, report: Report = _nobody, *, name: str | None = None) -> Service:
+    async def load(self, model: str, report: Report = nobody, *, name: str | None = None) -> Service:
         """Fetch `model` (a catalogue's name, a hub's name, or a path) if it is not here, and load it, to stay. `name`:
         what clients call it; without it, `model`. No other model leaves for it.
 
@@ -156,77 +148,6 @@ class Pool:
         self._retire(hold)
         while self._holds.get(hold.name) is hold:
             await self._change()
-
-    async def available(self) -> list[StoredModel]:
-        """The store's models, by name."""
-        return await asyncio.to_thread(self._shelf.models)
-
-    async def details(self, name: str) -> StoredModel:
-        """One of the store's models, or one that has a name here. Raises `ModelNotFound`."""
-        if spec := self._names.find(name):
-            found = await asyncio.to_thread(self._shelf.source, spec.model)
-            return msgspec.structs.replace(found, name=spec.name)
-        return await asyncio.to_thread(self._shelf.model, name)
-
-    async def metadata(self, name: str) -> Mapping[str, Any]:
-        """All that such a model's file says of it, with the template that its name brings along. Raises
-        `ModelNotFound`."""
-        if spec := self._names.find(name):
-            return await asyncio.to_thread(self._shelf.source_metadata, spec.model)
-        return await asyncio.to_thread(self._shelf.metadata, name)
-
-    async def pull(self, name: str, report: Report = _nobody) -> StoredModel:
-        """Fetch a model of a catalogue's or a hub's name into the store. Raises `ModelNotFound` or `HubError`.
-        `report` is called from another thread. What was loaded under that name, and is another one now, leaves."""
-        before: StoredModel | None = None
-        with suppress(ModelNotFound):
-            before = await self.details(name)
-        await loading.in_daemon_thread(lambda: self._shelf.pull(name, report))
-        found = await self.details(name)
-        for hold in list(self._holds.values()):
-            is_meant = hold.service is not None and key(hold.spec.model) == key(name)
-            if is_meant and before is not None and before.digest != found.digest:
-                self._retire(hold)
-        return found
-
-    async def copy(self, source: str, destination: str) -> None:
-        """Give a model of the store one more name. What had that name before loses it. Raises `ModelNotFound`."""
-        await asyncio.to_thread(self._shelf.copy, source, destination)
-        self._forget(destination)
-
-    async def delete(self, name: str) -> None:
-        """Remove a name from the store, and its files where nothing else means them. Requests in flight go on.
-        Raises `ModelNotFound`."""
-        removed = await asyncio.to_thread(self._shelf.remove, name)
-        self._forget(removed)
-
-    async def create(self, name: str, base: str, preset: Preset) -> None:
-        """Give a model of the store one more name, which brings along a preset over what the model's own does. What had
-        that name before loses it. Raises `ModelNotFound`, or `InvalidRequest` for the preset."""
-        await asyncio.to_thread(self._shelf.create, name, base, preset)
-        self._forget(name)
-
-    async def create_of_blob(self, name: str, file: str, sha256: str, preset: Preset) -> None:
-        """Give a file that was sent a name. Raises `InvalidRequest` where there is none of that digest, or
-        `FormatError`."""
-        await asyncio.to_thread(self._shelf.create_of_blob, name, file, sha256, preset)
-        self._forget(name)
-
-    async def has_blob(self, sha256: str) -> bool:
-        """Is a file of that digest in the store?"""
-        return await asyncio.to_thread(self._shelf.has_blob, sha256)
-
-    async def take_blob(self, sha256: str, chunks: AsyncIterable[bytes], size: int | None) -> None:
-        """Bring a file to the store. `size`: bytes that it will have, where that is known. Raises `InvalidRequest`
-        where the digest is another, or the disk too full."""
-        path = await asyncio.to_thread(self._shelf.new_blob)
-        try:
-            await uploads.gather(path, chunks, size)
-            await asyncio.to_thread(self._shelf.take_blob, path, sha256)
-        except HubError as error:
-            raise InvalidRequest(error.message, param="digest") from None
-        finally:
-            path.unlink(missing_ok=True)
 
     def give_up_loads(self) -> None:
         """Load nothing from now on: who waits for a load gets `Unavailable`. What is loaded stays."""
@@ -310,7 +231,7 @@ class Pool:
             raise QueueTimeout(f"after {seconds:g} s the model {spec.name} {state}", retry_after=10.0) from None
 
     async def _join(
-        self, spec: ModelSpec, report: Report = _nobody, *, is_preload: bool = False, is_idle_priority: bool = False
+        self, spec: ModelSpec, report: Report = nobody, *, is_preload: bool = False, is_idle_priority: bool = False
     ) -> Hold:
         """Become a user of a model that is loaded by then."""
         while True:
@@ -467,6 +388,11 @@ class Pool:
             if self._holds.get(hold.name) is hold:
                 del self._holds[hold.name]
             self._notify()
+
+    def _replaced(self, name: str) -> None:
+        for hold in list(self._holds.values()):
+            if hold.service is not None and key(hold.spec.model) == key(name):
+                self._retire(hold)
 
     def _forget(self, name: str) -> None:
         """What that name meant in the store is not what it means now."""
