@@ -20,7 +20,7 @@ from pelton.formats import bounded_folder
 from pelton.formats.bounded_folder import BoundedFolder
 from pelton.ops.data import BLOCK_TOKENS
 from pelton.request import Done, ErrorEvent
-from tests.unit.toy_executor import ToyExecutor, Transcript, make_engine, prompt, request, run
+from tests.unit.toy_executor import TOKEN_BYTES, ToyExecutor, Transcript, make_engine, prompt, request, run
 
 WINDOWS = [(None,), (None, 40), (70,), (None, 33, 90)]
 
@@ -94,7 +94,7 @@ def test_a_window_reads_only_what_it_needs(folder: BoundedFolder):
     keep(folder, tokens, windows=(None, 40))
     with life(folder, windows=(None, 40)) as (engine, _):
         run(engine, [request("a", tokens)])
-        assert engine.counters.disk_bytes_read == (10 + 2) * BLOCK_TOKENS * 8
+        assert engine.counters.disk_bytes_read == (10 + 2) * BLOCK_TOKENS * TOKEN_BYTES
 
 
 def test_prompts_of_another_salt_or_model_share_nothing(folder: BoundedFolder):
@@ -163,7 +163,7 @@ def test_those_who_wait_for_the_same_blocks_wait_for_one_read(folder: BoundedFol
     with life(folder) as (engine, _):
         transcript = run(engine, [request(str(i), [*tokens, i]) for i in range(5)])
         assert [cached(transcript, str(i)) for i in range(5)] == [320] * 5
-        assert engine.counters.disk_bytes_read == 10 * BLOCK_TOKENS * 8
+        assert engine.counters.disk_bytes_read == 10 * BLOCK_TOKENS * TOKEN_BYTES
 
 
 def test_who_is_aborted_while_it_waits_leaves_the_others_waiting(folder: BoundedFolder):

@@ -35,6 +35,8 @@ from pelton.request import (
 
 VOCAB = 50
 TOP = 4
+TOKEN_BYTES = 4
+"""Of KV memory."""
 WIDTH = 3
 
 
