@@ -62,11 +62,12 @@ class App:
         self._stored = ResponseStore(self._store, config)
         self._responses = Responses(models, self._stored)
         self._runner: BatchRunner | None = None
-        kept = None if self._store is None else FileStore(self._store, config)
-        batch_store = None if self._store is None or kept is None else BatchStore(self._store, kept)
+        kept = None if self._store is None else BatchStore(self._store, FileStore(self._store, config))
         dialects = (
             self._own(models),
-            openai.dialect(models, *files.operations(kept), *batches.operations(batch_store, self._wake)),
+            openai.dialect(
+                models, *files.operations(None if kept is None else kept.files), *batches.operations(kept, self._wake)
+            ),
             self._responses.dialect(),
             anthropic.dialect(models),
             llamacpp.dialect(models),
@@ -96,12 +97,11 @@ class App:
             max_headers=config.max_headers,
             is_strict=config.strict_params,
         )
-        if self._store is not None and kept is not None and batch_store is not None:
-            self._metrics.count_batches = batch_store.counts
+        if self._store is not None and kept is not None:
+            self._metrics.count_batches = kept.counts
             self._runner = BatchRunner(
                 self._store,
                 kept,
-                batch_store,
                 inside=Inside(inner),
                 keys=self.keys,
                 models=models,

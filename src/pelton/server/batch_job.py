@@ -7,12 +7,12 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 
 import msgspec
 
-from pelton.errors import InvalidRequest, ModelNotFound, PeltonError, Unauthorized
+from pelton.errors import InvalidRequest, ModelNotFound, PeltonError, Unauthorized, Unavailable
 from pelton.server import batch_input
 from pelton.server.batch_log import BatchLog, is_failure
 from pelton.server.batch_store import BatchStore, Job, moved
@@ -94,7 +94,6 @@ class BatchJob:
 
     async def run(self) -> None:
         """Bring it to its end."""
-        await self._log.open()
         try:
             await self._finish(await self._outcome())
         finally:
@@ -118,6 +117,7 @@ class BatchJob:
         async with self._means.turn(self._job):
             if not self._input.is_file():
                 return Outcome("failed", [GONE])
+            await self._log.open()  # only now: those that wait for their turn have no thread
             await self._run_lines(batch.model or "")
         return Outcome("completed")
 
@@ -171,7 +171,12 @@ class BatchJob:
         for line in lines:
             self._means.count(is_failure(line))
         if self._telling is None or self._telling.done():
-            self._telling = asyncio.create_task(self._means.batches.change(self._id, self._counted))
+            self._telling = asyncio.create_task(self._tell())
+
+    async def _tell(self) -> None:
+        """Let clients know how far it is."""
+        with suppress(Unavailable):  # the next line tells it again
+            await self._means.batches.change(self._id, self._counted)
 
     def _counted(self, batch: Batch) -> Batch:
         log = self._log
@@ -179,6 +184,7 @@ class BatchJob:
         return msgspec.structs.replace(batch, request_counts=counts, usage=log.usage)
 
     async def _finish(self, outcome: Outcome) -> None:
+        await self._log.open()
         if outcome.status == "completed":
             await self._means.batches.change(self._id, _finalizing)
         elif outcome.status == "expired" and self._total:

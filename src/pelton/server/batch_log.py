@@ -30,6 +30,7 @@ class BatchLog:
     def __init__(self, output: Path, errors: Path) -> None:
         self._paths = (output, errors)
         self._files: list[BinaryIO] = []
+        self._is_open = self._is_used = False
         self._to_add: deque[OutputLine] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pelton batch")
         self.done: set[str] = set()
@@ -38,10 +39,15 @@ class BatchLog:
         self.usage = BatchUsage()
 
     async def open(self) -> None:
-        """Find out what is done."""
+        """Find out what is done. May be called again."""
         await self._do(self._open)
 
     def _open(self) -> None:
+        if self._is_open:
+            return
+        self._let_go()  # of what was opened by one that failed
+        self.done.clear()
+        self.num_completed, self.num_failed, self.usage = 0, 0, BatchUsage()
         self._paths[0].parent.mkdir(mode=0o700, exist_ok=True)
         for path in self._paths:
             file = os.fdopen(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600), "r+b")
@@ -58,6 +64,7 @@ class BatchLog:
             file.seek(end)
             file.truncate()
         sync_folder(self._paths[0].parent)
+        self._is_open = True
 
     async def add(self, lines: Sequence[OutputLine]) -> None:
         """Write lines down. They are safe when this returns, and are written even where it is cancelled."""
@@ -106,13 +113,16 @@ class BatchLog:
     def _let_go(self) -> None:
         for file in self._files:
             file.close()
+        self._files.clear()
 
     async def _do(self, work: Callable[..., T], *values: object) -> T:
+        self._is_used = True
         return await asyncio.shield(asyncio.wrap_future(self._thread.submit(work, *values)))
 
     def end(self) -> None:
         """Finish what is being written, and leave the files as they are."""
-        self._thread.submit(self._let_go)
+        if self._is_used:
+            self._thread.submit(self._let_go)
         self._thread.shutdown(wait=True)
 
 

@@ -19,7 +19,6 @@ from pelton.server.batch_job import BatchJob, Means, Outcome
 from pelton.server.batch_store import BatchStore, Job
 from pelton.server.batch_types import InputLine
 from pelton.server.context import Context, enter
-from pelton.server.file_store import FileStore
 from pelton.server.inside import Inside, Reply
 from pelton.server.keys import KeyRing
 from pelton.server.limits import Limits
@@ -46,7 +45,6 @@ class BatchRunner:
     def __init__(
         self,
         store: Store,
-        files: FileStore,
         batches: BatchStore,
         *,
         inside: Inside,
@@ -58,7 +56,6 @@ class BatchRunner:
     ) -> None:
         """`count` hears of each request that is done, and whether it has failed."""
         self._store = store
-        self._files = files
         self._batches = batches
         self._inside = inside
         self._keys = keys
@@ -67,7 +64,7 @@ class BatchRunner:
         self._is_strict = config.strict_params
         self._means = Means(
             batches=batches,
-            files=files,
+            files=batches.files,
             max_lines=config.max_batch_lines,
             max_line=config.max_body,
             find_model=self._find_model,
@@ -114,7 +111,7 @@ class BatchRunner:
         now = time.monotonic()
         if now - self._swept_at >= SWEEP_SECONDS:
             self._swept_at = now
-            await self._files.sweep()
+            await self._batches.files.sweep()
         for job in self._batches.open():
             if job.batch.id not in self._jobs:
                 self._take_up(job)

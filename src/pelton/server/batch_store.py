@@ -39,12 +39,12 @@ class BatchStore:
 
     def __init__(self, store: Store, files: FileStore) -> None:
         self._store = store
-        self._files = files
+        self.files = files
 
     async def create(self, asked: BatchRequest, owner: str) -> Batch:
         """A new batch, to be validated. Raises `NotFound` for its input, or `RequestTooLarge` where there are too
         many of them, or of their owner's files."""
-        self._files.room(owner)  # for what it will write
+        self.files.room(owner)  # for what it will write
         now = int(time.time())
         batch = Batch(
             id=f"batch_{secrets.token_hex(12)}",
@@ -56,13 +56,13 @@ class BatchStore:
             metadata=asked.metadata,
         )
         seconds = None if asked.output_expires_after is None else asked.output_expires_after.seconds
-        made = (self._files.new_id(), self._files.new_id())
+        made = (self.files.new_id(), self.files.new_id())
 
         def add(connection: Connection) -> None:
             ((count,),) = connection.execute("SELECT count(*) FROM batches WHERE owner = ? AND is_open", (owner,))
             if count >= MAX_OPEN:
                 raise RequestTooLarge(f"{count} batches are not over yet, which is as many as a key may have")
-            self._files.find_in(connection, asked.input_file_id, owner, "batch")
+            self.files.find_in(connection, asked.input_file_id, owner, "batch")
             row = (batch.id, owner, batch.status, batch.input_file_id, *made, seconds, msgspec.json.encode(batch))
             connection.execute(
                 "INSERT INTO batches (id, owner, status, is_open, input_file_id, output_id, error_id, output_seconds,"
