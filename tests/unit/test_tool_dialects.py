@@ -76,7 +76,7 @@ CALLS = st.lists(st.tuples(st.sampled_from(NAMES), st.dictionaries(KEYS, VALUES,
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(CALLS, st.data())
 def test_what_is_written_is_read_back_however_it_is_cut(dialect, calls, data):
     text = written(calls, DIALECTS[dialect].layout)
@@ -96,7 +96,7 @@ PARTS = [
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.lists(st.sampled_from(PARTS), max_size=12).map("".join), st.booleans(), st.data())
 def test_any_text_gives_the_same_however_it_is_cut(dialect, text, is_open, data):
     form = {"tags": KNOWN[0], "is_open": is_open}
