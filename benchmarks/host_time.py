@@ -4,7 +4,7 @@
 
 Runs the loop of the engine's process in this one: scheduling, batches, sampling's parameters, events, and their way to
 the client's socket. Only this thread's CPU time counts, so other work on the machine shows no more than it disturbs the
-caches. What counts are the steps in which all streams decode; now and then one of them begins a block of KV memory.
+caches. What counts are the steps in which all streams decode, in most of which one of them begins a block of KV memory.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from pelton.config import EngineConfig
 from pelton.engine.engine import Engine, load
 from pelton.engine.process import Peer, serve
 from pelton.engine.protocol import Start, Stop
+from pelton.ops.data import BLOCK_TOKENS
 from pelton.request import EngineRequest, SamplingParams
 
 
@@ -34,13 +35,20 @@ class Metered:
         self.marks: list[tuple[int, float]] = []
         """Tokens of each step, and the CPU time outside the core before it."""
 
-    def run(self, ids: Any, *args: Any) -> Any:
-        self.marks.append((len(ids), time.thread_time() - self.seconds))
-        self.on_step()
-        return self._timed(self._core.run, ids, *args)
+    def run(self, step: Any) -> None:
+        self._begin(step)
+        self._timed(self._core.run, step)
 
-    def sample(self, *args: Any) -> Any:
-        return self._timed(self._core.sample, *args)
+    def sample(self, *args: Any) -> None:
+        self._timed(self._core.sample, *args)
+
+    def proceed(self, step: Any, *args: Any) -> Any:
+        self._begin(step)
+        return self._timed(self._core.proceed, step, *args)
+
+    def _begin(self, step: Any) -> None:
+        self.marks.append((step.num_tokens, time.thread_time() - self.seconds))
+        self.on_step()
 
     def _timed(self, call: Any, *args: Any) -> Any:
         start = time.thread_time()
@@ -113,7 +121,8 @@ def submit(engine: Engine, args: argparse.Namespace) -> None:
     source = random.Random(0)
     params = SamplingParams(max_tokens=args.tokens, temperature=args.temperature, seed=0, ignore_eos=True)
     for i in range(args.streams):
-        prompt = [source.randrange(1000, 20000) for _ in range(args.prompt)]
+        length = args.prompt + i % BLOCK_TOKENS  # so that they begin blocks of KV memory in turn, as streams do
+        prompt = [source.randrange(1000, 20000) for _ in range(length)]
         engine.submit(EngineRequest(id=f"cmpl-{source.getrandbits(96):x}-{i}", prompt_ids=prompt, sampling=params))
 
 
@@ -124,9 +133,12 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--speculation", choices=("auto", "off"), default="off")
     parser.add_argument("--profile", action="store_true", help="also name the parts that take the time")
     args = parser.parse_args()
-    config = EngineConfig(context=args.prompt + args.tokens + 1, max_sequences=args.streams, speculation="off")
+    config = EngineConfig(
+        context=args.prompt + BLOCK_TOKENS + args.tokens, max_sequences=args.streams, speculation=args.speculation
+    )
     engine = load(Start(args.model, config))
     executor: Any = engine.runner._executor
     core = executor._core = Metered(executor._core)
@@ -140,10 +152,10 @@ def main() -> None:
             core.on_step = parts.turn
             for owner, *names in (
                 (driver, "receive", "send"),
-                (engine, "advance", "step", "_take_news", "_draw", "_observe", "message"),
-                (engine.scheduler, "schedule", "commit"),
-                (engine._batches, "of"),
-                (engine.runner, "submit"),
+                (engine, "advance", "step", "_take_news", "_go_on", "_compute", "_draw", "_observe", "message"),
+                (engine.scheduler, "schedule", "commit", "go_on", "settle"),
+                (engine._batches, "of", "can_keep"),
+                (engine.runner, "submit", "proceed"),
                 (engine._sampling, "arrays"),
                 (engine._answers, "add"),
                 (engine.pace, "observe"),

@@ -121,25 +121,59 @@ void bind_machine(nb::module_& m) {
             nb::arg("checksums"));
 }
 
-void run(Program& program, Array<int32_t, 1> ids, Array<int32_t, 1> positions, Array<int32_t, 1> seq_starts,
-         const std::vector<Array<int32_t, 2>>& tables, Array<int32_t, 1> logit_rows, int num_pooled) {
-    std::vector<const int32_t*> table_data;
-    std::vector<int32_t> table_widths;
-    for (const auto& table : tables) {
-        table_data.push_back(table.data());
-        table_widths.push_back(static_cast<int32_t>(table.shape(1)));
+// One step's arrays, which stay where they are for as long as this lives; `ids` and `positions` may be advanced in
+// place.
+class Step {
+  public:
+    template <class T, int Dims>
+    using Mutable = nb::ndarray<T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
+
+    Step(Mutable<int32_t, 1> ids, Mutable<int32_t, 1> positions, Array<int32_t, 1> seq_starts,
+         std::vector<Array<int32_t, 2>> tables, Array<int32_t, 1> logit_rows, int num_pooled)
+        : ids_(std::move(ids)),
+          positions_(std::move(positions)),
+          seq_starts_(std::move(seq_starts)),
+          tables_(std::move(tables)),
+          logit_rows_(std::move(logit_rows)),
+          num_pooled_(num_pooled) {
+        for (const auto& table : tables_) {
+            table_data_.push_back(table.data());
+            table_widths_.push_back(static_cast<int32_t>(table.shape(1)));
+        }
     }
-    BatchView batch;
-    batch.num_tokens = static_cast<int>(ids.size());
-    batch.num_sequences = static_cast<int>(seq_starts.size()) - 1;
-    batch.num_logit_rows = static_cast<int>(logit_rows.size());
-    batch.num_drawn = batch.num_logit_rows - num_pooled;
-    batch.ids = ids.data();
-    batch.positions = positions.data();
-    batch.seq_starts = seq_starts.data();
-    batch.logit_rows = logit_rows.data();
-    batch.tables = table_data.data();
-    batch.table_widths = table_widths.data();
+
+    int num_tokens() const { return static_cast<int>(ids_.size()); }
+
+    BatchView view() const {
+        BatchView batch;
+        batch.num_tokens = num_tokens();
+        batch.num_sequences = static_cast<int>(seq_starts_.size()) - 1;
+        batch.num_logit_rows = static_cast<int>(logit_rows_.size());
+        batch.num_drawn = batch.num_logit_rows - num_pooled_;
+        batch.ids = ids_.data();
+        batch.positions = positions_.data();
+        batch.seq_starts = seq_starts_.data();
+        batch.logit_rows = logit_rows_.data();
+        batch.tables = table_data_.data();
+        batch.table_widths = table_widths_.data();
+        return batch;
+    }
+
+    int32_t* ids() { return ids_.data(); }
+    int32_t* positions() { return positions_.data(); }
+
+  private:
+    Mutable<int32_t, 1> ids_, positions_;
+    Array<int32_t, 1> seq_starts_;
+    std::vector<Array<int32_t, 2>> tables_;
+    Array<int32_t, 1> logit_rows_;
+    int num_pooled_;
+    std::vector<const int32_t*> table_data_;
+    std::vector<int32_t> table_widths_;
+};
+
+void run(Program& program, const Step& step) {
+    const BatchView batch = step.view();
     nb::gil_scoped_release unlocked;
     program.run(batch);
 }
@@ -161,14 +195,52 @@ void states(const Program& program, nb::ndarray<float, nb::ndim<2>, nb::c_contig
     program.states(out.data());
 }
 
-void sample_step(Program& program, nb::handle params, nb::handle out, nb::handle processing) {
-    const SampleParams views = sample_params(params, program.num_drawn(), program.num_valid());
-    const SampleResult result = sample_result(out, program.num_drawn());
-    Processing processors(processing, program.num_drawn());
+void sample(Program& program, const Drawing& drawing, nb::handle processing) {
+    const int num_rows = program.num_drawn();
+    if (drawing.num_rows != num_rows) throw std::invalid_argument("a drawing for another number of rows");
+    Processing processors(processing, num_rows);
     nb::gil_scoped_release unlocked;
-    program.run_head([&](const StepContext& step, int first, int count, const Rows& logits) {
-        processors.sample(step, first, count, logits, views, result);
+    program.run_head([&](const StepContext& context, int first, int count, const Rows& logits) {
+        processors.sample(context, first, count, logits, drawing.params, drawing.result);
     });
+}
+
+GoesOn goes_on(Step& step, Drawing& drawing) {
+    const BatchView batch = step.view();
+    if (batch.num_tokens != drawing.num_rows || batch.num_sequences != drawing.num_rows ||
+        batch.num_drawn != drawing.num_rows)
+        throw std::invalid_argument("a step that goes on has one token and one drawn one for each sequence");
+    return {drawing.num_rows, step.ids(), step.positions(), drawing.positions(), drawing.result};
+}
+
+void advance(Step& step, Drawing& drawing) { goes_on(step, drawing).advance(); }
+
+nb::object proceed(Program& program, Step& step, Drawing& drawing, Array<int32_t, 1> ends) {
+    const GoesOn next = goes_on(step, drawing);
+    bool is_plain = false;
+    {
+        nb::gil_scoped_release unlocked;
+        next.advance();
+        program.run(step.view());
+        program.run_head([&](const StepContext& context, int first, int count, const Rows& logits) {
+            pelton::sample(context, first, count, logits, drawing.params, drawing.result);
+        });
+        is_plain = next.has_drawn_none_of(ends.data(), static_cast<int>(ends.size()));
+    }
+    if (!is_plain) return nb::none();
+    return nb::bytes(drawing.result.ids, static_cast<size_t>(drawing.num_rows) * sizeof(int32_t));
+}
+
+void bind_step(nb::module_& m) {
+    nb::class_<Step>(m, "Step")
+        .def(nb::init<Step::Mutable<int32_t, 1>, Step::Mutable<int32_t, 1>, Array<int32_t, 1>,
+                      std::vector<Array<int32_t, 2>>, Array<int32_t, 1>, int>(),
+             nb::arg("ids").noconvert(), nb::arg("positions").noconvert(), nb::arg("seq_starts").noconvert(),
+             nb::arg("tables"), nb::arg("logit_rows").noconvert(), nb::arg("num_pooled"))
+        .def_prop_ro("num_tokens", &Step::num_tokens);
+    nb::class_<Drawing>(m, "Drawing")
+        .def(nb::init<nb::object, nb::object, int, int>(), nb::arg("params"), nb::arg("out"), nb::arg("num_rows"),
+             nb::arg("vocab_size"));
 }
 
 void bind_program(nb::module_& m) {
@@ -234,11 +306,11 @@ void bind_program(nb::module_& m) {
             },
             nb::arg("x"), nb::arg("product"), nb::arg("logits"), nb::arg("tile_rows"), nb::arg("num_valid"),
             nb::arg("cap"))
-        .def("run", run, nb::arg("ids"), nb::arg("positions"), nb::arg("seq_starts"), nb::arg("tables"),
-             nb::arg("logit_rows"), nb::arg("num_pooled"))
+        .def("run", run, nb::arg("step"))
         .def("logits", logits, nb::arg("out"))
         .def("states", states, nb::arg("out"))
-        .def("sample", sample_step, nb::arg("params"), nb::arg("out"), nb::arg("processing").none() = nb::none())
+        .def("sample", sample, nb::arg("drawing"), nb::arg("processing").none() = nb::none())
+        .def("proceed", proceed, nb::arg("step"), nb::arg("drawing"), nb::arg("ends"))
         .def("timings", [](const Program& self) {
             std::vector<std::tuple<std::vector<std::tuple<int64_t, int64_t>>, int64_t>> out;
             for (const Program::Timings* timings : {&self.decodes(), &self.others()}) {
@@ -259,6 +331,8 @@ void bind_plan(nb::module_& m) {
         return names;
     });
     bind_machine(m);
+    bind_step(m);
+    m.def("advance", advance, nb::arg("step"), nb::arg("drawing"));
     bind_program(m);
 }
 

@@ -109,6 +109,14 @@ SampleResult sample_result(nb::handle sampled, int num_rows) {
     };
 }
 
+Drawing::Drawing(nb::object arrays, nb::object sampled, int rows, int vocab_size)
+    : num_rows(rows),
+      params(sample_params(arrays, rows, vocab_size)),
+      result(sample_result(sampled, rows)),
+      arrays_(std::move(arrays)),
+      sampled_(std::move(sampled)),
+      positions_(view<int32_t>(arrays_, "position", rows)) {}
+
 Processing::Processing(nb::handle processing, int num_rows) {
     if (processing.is_none()) return;
     apply_ = processing.attr("apply");

@@ -14,6 +14,22 @@ namespace pelton {
 SampleParams sample_params(nanobind::handle arrays, int num_rows, int vocab_size);
 SampleResult sample_result(nanobind::handle sampled, int num_rows);
 
+// SampleArrays and Sampled that stay where they are, of `num_rows` rows each.
+class Drawing {
+  public:
+    Drawing(nanobind::object arrays, nanobind::object sampled, int rows, int vocab_size);
+
+    const int num_rows;
+    const SampleParams params;
+    const SampleResult result;
+
+    int32_t* positions() { return positions_; }
+
+  private:
+    nanobind::object arrays_, sampled_;
+    int32_t* positions_;
+};
+
 // A Processing of ops/sampling.py, or None. `sample` is called without Python's lock; it takes it for as long as the
 // processors run.
 class Processing {

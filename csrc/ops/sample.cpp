@@ -345,4 +345,19 @@ void sample(const StepContext& step, int first, int count, const Rows& logits, c
     });
 }
 
+void GoesOn::advance() const {
+    for (int row = 0; row < num_rows; row++) {
+        ids[row] = result.ids[row];
+        positions[row]++;
+        output_positions[row]++;
+    }
+}
+
+bool GoesOn::has_drawn_none_of(const int32_t* ends, int num_ends) const {
+    for (int row = 0; row < num_rows; row++) {
+        if (result.errors[row] || std::find(ends, ends + num_ends, result.ids[row]) != ends + num_ends) return false;
+    }
+    return true;
+}
+
 }  // namespace pelton

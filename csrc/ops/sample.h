@@ -51,4 +51,17 @@ size_t sample_scratch(int vocab_size);
 void sample(const StepContext& step, int first, int count, const Rows& logits, const SampleParams& params,
             const SampleResult& result);
 
+// A step of sequences that each have one token and draw the next one: `ids`, `positions` and the positions in their
+// outputs, and what was drawn.
+struct GoesOn {
+    int num_rows;
+    int32_t *ids, *positions, *output_positions;
+    SampleResult result;
+
+    // Makes it the next step: each sequence has the token that it drew, a position on.
+    void advance() const;
+    // No row has an error, or drew one of these.
+    bool has_drawn_none_of(const int32_t* ends, int num_ends) const;
+};
+
 }  // namespace pelton

@@ -148,6 +148,33 @@ class Machine:
 
 _Ids = tuple[int, int, int]
 
+class Step:
+    """The arrays of one step, as `Batch` has them. They are kept, and not copied."""
+
+    def __init__(
+        self,
+        ids: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int32],
+        seq_starts: npt.NDArray[np.int32],
+        tables: Sequence[npt.NDArray[np.int32]],
+        logit_rows: npt.NDArray[np.int32],
+        num_pooled: int,
+    ) -> None:
+        """The last `num_pooled` of the logit rows are not for the head."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Those that it computes."""
+
+class Drawing:
+    """What so many rows are drawn with, and where the results go, which are zeros before. The arrays are kept."""
+
+    def __init__(self, params: SampleArrays, out: Sampled, num_rows: int, vocab_size: int) -> None: ...
+
+def advance(step: Step, drawing: Drawing) -> None:
+    """Make a step of one token and one row per sequence the next one, in place: each sequence has the token that it
+    drew, a position on in the step and in its output."""
+
 class Program:
     """A plan in the core. Operands are numbered as they are added; -1 stands for one that is not given. Numbers of
     epilogues and activations are those of csrc/ops/linear.h and csrc/kernels/rows.h. Errors are ValueError."""
@@ -185,16 +212,8 @@ class Program:
         softcap: float,
     ) -> None: ...
     def set_head(self, x: int, product: _Ids, logits: int, tile_rows: int, num_valid: int, cap: float) -> None: ...
-    def run(
-        self,
-        ids: npt.NDArray[np.int32],
-        positions: npt.NDArray[np.int32],
-        seq_starts: npt.NDArray[np.int32],
-        tables: Sequence[npt.NDArray[np.int32]],
-        logit_rows: npt.NDArray[np.int32],
-        num_pooled: int,
-    ) -> None:
-        """One step; returns when it has run. The last `num_pooled` of the logit rows are not for the head."""
+    def run(self, step: Step) -> None:
+        """One step; returns when it has run."""
 
     def logits(self, out: npt.NDArray[np.float32]) -> None:
         """The whole logits of the last step's drawn rows, [R - num_pooled, num_valid]."""
@@ -202,8 +221,12 @@ class Program:
     def states(self, out: npt.NDArray[np.float32]) -> None:
         """What the head would read of the last step's pooled rows, [num_pooled, width]."""
 
-    def sample(self, params: SampleArrays, out: Sampled, processing: Processing | None = None) -> None:
-        """Draw for each of the last step's drawn rows, into `out`, which is zeros before."""
+    def sample(self, drawing: Drawing, processing: Processing | None = None) -> None:
+        """Draw for each of the last step's drawn rows."""
+
+    def proceed(self, step: Step, drawing: Drawing, ends: npt.NDArray[np.int32]) -> bytes | None:
+        """`advance`, `run` and `sample` of a step of one token and one row per sequence. The ids that were drawn; None
+        where there is an error or one of `ends` among them."""
 
     def timings(self) -> list[tuple[list[tuple[int, int]], int]]:
         """Of steps in which each sequence has one token, then of all others: (nanoseconds, runs) of each phase, the

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pelton.config import EngineConfig
@@ -17,6 +18,7 @@ from pelton.engine.protocol import Start, Unfold
 from pelton.errors import InsufficientMemory
 from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.quants import WeightType
+from pelton.ops.data import I32
 from pelton.request import Done, EngineRequest, Event, Finish, PromptEvent, SamplingParams, TokenEvent, Usage
 from tests.models import convert, tiny
 
@@ -131,6 +133,39 @@ def engine(request: pytest.FixtureRequest, model: Path) -> Iterator[Engine]:
 )
 def test_batched_and_chunked_on_any_number_of_threads(engine: Engine, expected: dict[str, Answer]):
     assert run(engine, mix(tiny.VOCAB))[0] == expected
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_streams_that_are_told_tokens_alone(model: Path, threads: int):
+    """Greedy and seeded streams in turn, of which one ends after the other: as those that are told logprobs, whose
+    steps are made in another way."""
+    rng = random.Random(7)
+    prompts = [[rng.randrange(tiny.VOCAB) for _ in range(1 + i % 40)] for i in range(12)]
+    asked = [
+        ask(str(i), prompt, max_tokens=4 + 3 * i, temperature=i % 2, seed=i, logprobs=None)
+        for i, prompt in enumerate(prompts)
+    ]
+    engine = load(model, threads=threads, speculation="off")
+    sizes: set[int] = set()
+    proceed = engine.runner.proceed
+
+    def proceeded(ends: I32) -> bytes | None:
+        drawn = proceed(ends)
+        sizes.add(0 if drawn is None else len(drawn) // 4)
+        return drawn
+
+    engine.runner.proceed = proceeded  # type: ignore[method-assign]
+    answers = run(engine, asked)[0]
+    assert len(sizes) > 6  # steps of other sizes were computed as any
+    for one in asked[::3]:
+        more = msgspec.structs.replace(one, sampling=msgspec.structs.replace(one.sampling, logprobs=0))
+        assert tokens_of(run(engine, [more])[0][one.id]) == tokens_of(answers[one.id])
+    engine.close()
+
+
+def tokens_of(answer: Answer) -> list[int]:
+    assert isinstance(answer[-1], Finish)
+    return [event.token_id for event in answer if isinstance(event, TokenEvent)]
 
 
 def load_smallest(path: Path, **settings: object) -> Engine:

@@ -84,3 +84,17 @@ def test_neighbours_change_no_bit(model: base.Model, whole: stepping.Logits):
     for s, want in enumerate(together):
         (got,) = stepping.run(run_step, model.config.groups, sequences()[s : s + 1], [[len(sequences()[s])]])
         assert np.array_equal(got, want)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 5])
+def test_batches_of_every_size_change_no_bit(model: base.Model, whole: stepping.Logits, num_threads: int):
+    """Sequences that decode side by side: one in the first step, one more in each, 64 in the last."""
+    count = 64
+    starts = [sequences()[0][s : s + count - s] for s in range(count)]
+    run_step = stepping.on_backend(model, count, count, "f16", num_threads)
+    plan = [[int(s <= step) for s in range(count)] for step in range(count)]
+    together = stepping.run(run_step, model.config.groups, starts, plan)
+    assert np.array_equal(together[0], whole[:count])
+    for s in range(1, count, 7):
+        (got,) = stepping.run(run_step, model.config.groups, starts[s : s + 1], [[count - s]])
+        assert np.array_equal(together[s], got)

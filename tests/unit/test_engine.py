@@ -110,6 +110,9 @@ class Guesses:
         self.truths = truths
         self.rng = random.Random(7)
 
+    def rests(self, num_sequences):
+        return False
+
     def draft(self, shape, sequences, spare):
         for sequence in sequences:
             sequence.draft = guess(sequence, self.truths[sequence.group.request.id, sequence.choice], self.rng)

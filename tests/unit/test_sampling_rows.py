@@ -30,7 +30,10 @@ def test_plain_rows_carry_nothing_and_are_made_once():
     assert arrays.history_offsets.tolist() == arrays.bias_offsets.tolist() == [0, 0, 0]
     assert arrays.num_logprobs.tolist() == [-1, -1]
     rows[0].sequence.tokens.append(1)
-    assert sampling.arrays(list(rows)) is arrays
+    assert sampling.arrays(rows) is arrays
+    again = sampling.arrays(list(rows))
+    assert again.temperature is arrays.temperature
+    assert (arrays.position.tolist(), again.position.tolist()) == ([0, 1], [1, 1])
     assert sampling.arrays(rows[:1]) is not arrays
 
 

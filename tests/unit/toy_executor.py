@@ -88,6 +88,7 @@ class ToyPending:
     def __init__(self, views: list[tuple[int, ...]], pooled: list[tuple[int, ...]]) -> None:
         self.views = views
         self.pooled = pooled
+        self.sampled: tuple[SampleArrays, Sampled] | None = None
 
     def wait(self) -> None:
         pass
@@ -124,7 +125,9 @@ class ToyPending:
         errors = np.array([len(banned_in(params, row)) == VOCAB for row in range(len(ids))]) * np.uint8(NO_TOKEN)
         mu = np.array(mus, np.float32)
         ranks = np.maximum(params.targets + 1, 0)
-        return Sampled(np.array(ids, np.int32), logprobs, top_ids, top_logprobs, ranks, mu, errors)
+        result = Sampled(np.array(ids, np.int32), logprobs, top_ids, top_logprobs, ranks, mu, errors)
+        self.sampled = params, result
+        return result
 
 
 class ToyExecutor:
@@ -149,7 +152,25 @@ class ToyExecutor:
         asked = zip(owners[batch.logit_rows].tolist(), batch.positions[batch.logit_rows].tolist(), strict=True)
         views = [self._views(batch, *each) for each in asked]
         num_drawn = len(views) - batch.num_pooled
-        return ToyPending(views[:num_drawn], views[num_drawn:])
+        self.pending = ToyPending(views[:num_drawn], views[num_drawn:])
+        return self.pending
+
+    def advance(self) -> None:
+        assert self.pending.sampled is not None
+        params, sampled = self.pending.sampled
+        batch = self.steps[-1]
+        batch.ids[:] = sampled.ids
+        batch.positions[:] += 1
+        params.position[:] += 1
+
+    def proceed(self, ends: np.ndarray) -> bytes | None:
+        assert self.pending.sampled is not None
+        params, sampled = self.pending.sampled
+        self.advance()
+        for kept, drawn in zip(sampled, self.submit(self.steps[-1]).sample(params), strict=True):
+            kept[:] = drawn
+        self.pending.sampled = params, sampled
+        return None if sampled.errors.any() or np.isin(sampled.ids, ends).any() else sampled.ids.tobytes()
 
     def _views(self, batch: Batch, sequence: int, position: int) -> tuple[int, ...]:
         views = []

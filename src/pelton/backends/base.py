@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from pelton.errors import ConfigError
 from pelton.formats.bounded_folder import BoundedFolder
 from pelton.ops.data import BLOCK_TOKENS as BLOCK_TOKENS
-from pelton.ops.data import F32, KVType
+from pelton.ops.data import F32, I32, KVType
 from pelton.ops.data import NULL_BLOCK as NULL_BLOCK
 from pelton.ops.data import U8 as U8
 from pelton.ops.data import Batch as Batch
@@ -70,6 +70,16 @@ class Executor(Protocol):
 
     def submit(self, batch: Batch) -> Pending:
         """Start one step."""
+        ...
+
+    def advance(self) -> None:
+        """Make the last step the next one, in place: in the arrays that it was submitted and sampled with each sequence
+        has the token that it drew, a position on. For steps of one token and one logit row per sequence."""
+        ...
+
+    def proceed(self, ends: I32) -> bytes | None:
+        """`advance`, submit and sample in one. The ids that were drawn, as int32; None where any row has an error or
+        drew one of `ends`. Whatever comes, what the last `sample` gave holds what was drawn."""
         ...
 
     def kv_copy(self, group: int, src: int, dst: int, num_tokens: int) -> None:

@@ -9,40 +9,12 @@ from pelton.engine.batch import Row
 from pelton.engine.beam import Candidate, events_of, follow
 from pelton.engine.outcome import draw_error, error_event, likeliest, prompt_event, token_event
 from pelton.engine.pins import Pins
-from pelton.engine.protocol import Counters, StepEvent, Streams, Tokens
+from pelton.engine.protocol import Counters, StepEvent
 from pelton.engine.scheduler import Scheduler
 from pelton.engine.sequence import Sequence, SequenceGroup
 from pelton.errors import PeltonError
 from pelton.ops.data import F32
 from pelton.request import Accepted, Done, Embedding, ErrorEvent, Finish, FinishReason, TokenEvent, Usage
-
-
-class _Steady:
-    """The rows of a steady step, if they are those of the next ones, too, and of all of them nothing is told but
-    tokens."""
-
-    def __init__(self, rows: list[Row]) -> None:
-        self.rows = rows
-        self.streams = tuple((row.sequence.group.request.id, row.sequence.choice) for row in rows)
-        self._tokens = [row.sequence.tokens for row in rows]
-        self._ends = frozenset[int]().union(*(row.sequence.group.end_ids for row in rows))
-        self._num_left = min((row.sequence.max_length - row.sequence.num_tokens for row in rows), default=0)
-        """Tokens that each of them may still draw."""
-
-    def take(self, ids: list[int], errors: list[int]) -> bool:
-        """Append each token to its answer; False: some of these answers may end here, and nothing was done."""
-        if self._num_left < 2 or any(errors) or not self._ends.isdisjoint(ids):
-            return False
-        self._num_left -= 1
-        for tokens, token in zip(self._tokens, ids, strict=True):
-            tokens.append(token)
-        return True
-
-
-def _is_told_plainly(row: Row) -> bool:
-    group = row.sequence.group
-    has_state = row.sequence.constraint is not None or group.request.sampling.mirostat_mode
-    return group.num_logprobs is None and not has_state and row.sequence.state == "running"
 
 
 class Answers:
@@ -68,8 +40,6 @@ class Answers:
         """Beam searches that can go on."""
         self._begun: set[SequenceGroup] = set()
         """Those whose first token was drawn in this step."""
-        self._steady: _Steady | None = None
-        """What is known of the last step's rows, if they may be those of the next one."""
 
     def take_events(self) -> list[StepEvent]:
         """What has not been told yet."""
@@ -104,15 +74,10 @@ class Answers:
                 self._counters.aborted += 1
                 self.finish(sequence, "abort")
 
-    def add(
-        self, rows: list[Row], sampled: Sampled, accepted: Mapping[Sequence, int], *, is_steady: bool = False
-    ) -> None:
+    def add(self, rows: list[Row], sampled: Sampled, accepted: Mapping[Sequence, int]) -> None:
         """Give each row of a step what was drawn in it. `accepted`: of each sequence that had a draft, how many tokens
         of that it keeps."""
         ids, errors = sampled.ids.tolist(), sampled.errors.tolist()
-        if self._steady is not None and self._steady.rows is rows and self._steady.take(ids, errors):
-            self.events.append(Tokens(ids))
-            return
         mus = sampled.mu.tolist()
         for row, ((sequence, offset, target), token) in enumerate(zip(rows, ids, strict=True)):
             group = sequence.group
@@ -133,10 +98,6 @@ class Answers:
             else:
                 self._take(sequence, token, sampled, row, mus[row] if offset == kept else None)
         self._advance_beams()
-        self._steady = None
-        if is_steady and all(map(_is_told_plainly, rows)):
-            self._steady = _Steady(rows)
-            self.events.append(Streams(self._steady.streams))
 
     def _take(self, sequence: Sequence, token: int, sampled: Sampled, row: int, mu: float | None) -> None:
         """A token was drawn. `mu`: mirostat's bound after it; None where the token is an accepted one of the draft,
@@ -192,7 +153,6 @@ class Answers:
         self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None, logprob: float | None = None
     ) -> None:
         """End a choice, and its request with the last one."""
-        self._steady = None
         group = sequence.group
         self._scheduler.finish(sequence)
         self.events.append(Finish(group.request.id, sequence.choice, reason, stop_id, logprob))
@@ -243,7 +203,6 @@ class Answers:
 
     def fail(self, group: SequenceGroup, error: PeltonError) -> None:
         """End a request that an error ends."""
-        self._steady = None
         for sequence in group.sequences:
             if sequence.state != "finished":
                 self._scheduler.finish(sequence)

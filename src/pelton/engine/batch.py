@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,39 +25,50 @@ class Row(NamedTuple):
     target: int = -1
 
 
+SPARE = 4
+"""Blocks for which there are places in a step's tables beyond those that sequences have: as far as they go, the same
+tables are those of the next steps."""
+
+
 class Batches:
     """Makes the arrays of each step, for so many cache groups. Those of a steady step are advanced in place for the
-    next one: each sequence has the token that it drew, a position more."""
+    next one, by `advance`: each sequence has the token that it drew, a position more."""
 
-    def __init__(self, num_groups: int) -> None:
-        self.drawn = np.empty(0, np.int32)
-        """By the last step's rows."""
+    def __init__(self, num_groups: int, advance: Callable[[], None]) -> None:
         self._num_groups = num_groups
+        self._advance = advance
         self._work: Work | None = None
         """The last step's."""
-        self._made: tuple[Batch, list[Row]] | None = None
+        self._made: tuple[Batch, list[Row]]
+        self._tables: list[tuple[memoryview, int]] = []
+        """Each with its width, flat."""
 
     def of(self, work: Work) -> tuple[Batch, list[Row]]:
         """The step's arrays, until the next one's are made, and what its logit rows are for."""
-        if work is self._work and self._made is not None:
-            self._made = self._advance(*self._made, work.retabled)
+        if work is self._work:
+            self._advance()
+            if not self.can_keep(work):
+                batch, rows = self._made
+                self._keep(replace(batch, tables=tables(work.chunks, self._num_groups)), rows)
         else:
-            self._made = batch, _ = build(work.chunks, self._num_groups)
-            self._ids, self._positions = batch.ids.data, batch.positions.data
+            self._keep(*build(work.chunks, self._num_groups))
             self._work = work
         return self._made
 
-    def _advance(self, batch: Batch, rows: list[Row], retabled: list[int]) -> tuple[Batch, list[Row]]:
-        ids, positions = self._ids, self._positions
-        ids[:] = self.drawn.data
-        for place in range(len(positions)):
-            positions[place] += 1
-        for place in retabled:
-            for kept, table in zip(batch.tables, rows[place].sequence.tables, strict=True):
-                if len(table) > kept.shape[1]:
-                    return replace(batch, tables=tables([row.sequence for row in rows], self._num_groups)), rows
-                kept[place, : len(table)] = table
-        return batch, rows
+    def can_keep(self, work: Work) -> bool:
+        """Bring the tables of the last step, which is repeated, up to date. False: they have no room."""
+        for place in work.retabled:
+            sequence = self._made[1][place].sequence
+            for (kept, width), table in zip(self._tables, sequence.tables, strict=True):
+                if len(table) > width:
+                    return False
+                start = place * width
+                kept[start : start + len(table)] = table
+        return True
+
+    def _keep(self, batch: Batch, rows: list[Row]) -> None:
+        self._made = batch, rows
+        self._tables = [(table.reshape(-1).data, table.shape[1]) for table in batch.tables]
 
 
 def build(chunks: dict[Sequence, int], num_groups: int) -> tuple[Batch, list[Row]]:
@@ -130,9 +141,9 @@ def scored(sequence: Sequence, num_tokens: int) -> range:
 
 
 def _table(sequences: Iterable[Sequence], group: int) -> I32:
-    """[S, longest]: block ids, padded with the null block."""
+    """[S, longest + SPARE]: block ids, padded with the null block."""
     rows = [sequence.tables[group] for sequence in sequences]
-    width = max(map(len, rows))
+    width = max(map(len, rows)) + SPARE
     padding = array("i", [NULL_BLOCK]) * width
     flat = array("i")
     for row in rows:

@@ -23,11 +23,22 @@ from pelton.engine.draft_model import DraftModel, open_draft_model
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.pace import Pace, Shape
 from pelton.engine.pins import Pins
+from pelton.engine.plain import PlainRun, is_told_plainly
 from pelton.engine.pooling import pooled
 from pelton.engine.prepare import Prepared
 from pelton.engine.processors import Processors
 from pelton.engine.profile import table
-from pelton.engine.protocol import Counters, EngineInfo, Events, Identified, Start, StepEvent, Tokens, Vocabulary
+from pelton.engine.protocol import (
+    Counters,
+    EngineInfo,
+    Events,
+    Identified,
+    Start,
+    StepEvent,
+    Streams,
+    Tokens,
+    Vocabulary,
+)
 from pelton.engine.runner import Runner
 from pelton.engine.sampling import Sampling
 from pelton.engine.scheduler import Scheduler
@@ -98,12 +109,15 @@ class Engine:
         self.context = runner.context
         self.on_news: Callable[[], None] = lambda: None
         """Called from another thread when there is something to do again."""
-        self._batches = Batches(len(runner.windows))
+        self._batches = Batches(len(runner.windows), runner.advance)
         self._sampling = Sampling(runner.vocab_size)
         self._processors = Processors(runner.vocab_size, config.processor_timeout)
-        self._grammars = Grammars(runner.vocab_size, lambda: self.on_news())
+        self._grammars = Grammars(runner.vocab_size, self._tell)
         self._deadlines = Deadlines(config.queue_timeout, config.request_timeout)
         self._num_arrived = 0
+        self._has_news = False
+        self._due = -math.inf
+        """When there is something to look at by time alone."""
         self._told = -math.inf
         """When the client was last told the counters."""
         self._last_end: float | None = None
@@ -128,8 +142,13 @@ class Engine:
             self.memory.windows,
             self.runner.plan.bytes_per_block,
             is_busy=lambda: self.scheduler.has_work,
-            tell=lambda: self.on_news(),
+            tell=self._tell,
         )
+
+    def _tell(self) -> None:
+        """From another thread: something is ready."""
+        self._has_news = True
+        self.on_news()
 
     def _open_tier(self) -> None:
         digest, fingerprint = self.runner.digest, self.runner.fingerprint
@@ -139,29 +158,59 @@ class Engine:
     def step(self) -> list[StepEvent]:
         """One step of everything that runs. The events are also those of submissions and aborts since the last."""
         began = self._clock()
-        self._take_news(began)
+        if self._has_news or began >= self._due:
+            self._take_news(began)
         self.scheduler.began = began
         work = self.scheduler.schedule()
-        self.runner.move(work.moves)
-        self.scheduler.start_fetches()
-        if self._draft_model is not None and work.drafting is not None:
-            self._draft_model.run(work, work.drafting)
+        if work.plain is None:
+            self._prepare(work)
         shape = work.shape
-        if work.chunks:
-            inputs, rows = self._batches.of(work)
-            masks = self._grammars.start_masks(rows)
-            pending = self.runner.submit(inputs)
-            self._take(pending, rows, masks, work, inputs.num_pooled)
+        if work.plain is None or not self._go_on(work, work.plain):
+            self._compute(work)
         self._observe(shape, began, 0.0 if work.drafting is None else work.drafting.seconds)
         return self._answers.take_events()
 
     def _take_news(self, now: float) -> None:
         """What is due, and what has become ready beside the steps."""
+        self._has_news = False
         for group, error in self._deadlines.expired(self._answers.groups, now):
             self._answers.fail(group, error)
         self._pins.expire(now)
         self._take_compiled()
         self.scheduler.take_fetched()
+        self._due = min(self._pins.next_end, self._deadlines.next)
+
+    def _go_on(self, work: Work, plain: PlainRun) -> bool:
+        """Make a steady step of which only tokens are told; False: it has to be computed as any other."""
+        if not plain.can_go_on or not self._batches.can_keep(work):
+            self.scheduler.settle()
+            work.plain = None
+            return False
+        drawn = self.runner.proceed(plain.ends)
+        if drawn is not None:
+            self.scheduler.go_on(work, plain, drawn)
+            self._answers.events.append(Tokens(drawn))
+        else:  # an answer may end here
+            self.scheduler.settle()
+            work.plain = None
+            self.scheduler.commit(work, {})
+            self._answers.add(plain.rows, plain.sampled, {})
+        return True
+
+    def _prepare(self, work: Work) -> None:
+        """What comes before a step, its drafts among it."""
+        self.runner.move(work.moves)
+        self.scheduler.start_fetches()
+        if self._draft_model is not None and work.drafting is not None:
+            self._draft_model.run(work, work.drafting)
+
+    def _compute(self, work: Work) -> None:
+        if work.chunks:
+            inputs, rows = self._batches.of(work)
+            masks = self._grammars.start_masks(rows)
+            pending = self.runner.submit(inputs)
+            self._take(pending, rows, masks, work, inputs.num_pooled)
+        self._due = -math.inf  # prefixes may have been pinned
 
     def _take(
         self, pending: Pending, rows: list[Row], masks: Future[Masks] | None, work: Work, num_pooled: int
@@ -181,12 +230,15 @@ class Engine:
             return
         job = self._processors.job(rows)
         sampled = pending.sample(self._sampling.arrays(rows, masks), None if job is None else job.processing)
-        self._batches.drawn = sampled.ids
         accepted = {} if work.is_steady else count_accepted(rows, sampled)
         self.scheduler.commit(work, accepted)
         for group, error in () if job is None else job.failed.items():
             self._answers.fail(group, error)
-        self._answers.add(rows, sampled, accepted, is_steady=work.is_steady)
+        self._answers.add(rows, sampled, accepted)
+        is_free = masks is None and job is None and self._sampling.is_lasting
+        if work.is_steady and is_free and all(map(is_told_plainly, rows)):
+            work.plain = PlainRun(rows, sampled, self.memory.phases)
+            self._answers.events.append(Streams(work.plain.streams))
 
     def _observe(self, shape: Shape, began: float, drafting: float) -> None:
         """Count a step, and tell the pace how long it took without the draft model's seconds, with what lay between it
@@ -269,6 +321,7 @@ class Engine:
         group = self._answers.groups[request.id] = SequenceGroup(request, self._num_arrived)
         group.arrived_at = self._clock()
         self._deadlines.add(group, group.arrived_at)
+        self._due = -math.inf
         if not request.is_constrained:
             self._admit(group)
             return

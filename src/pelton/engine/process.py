@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -51,79 +52,87 @@ HEARTBEAT = 1000
 
 
 class Peer:
-    """The client at the other end of the socket, whose file descriptor is ours. A thread of its own gives signs of life
-    while the engine's is busy."""
+    """The client at the other end of the socket, whose file descriptor is ours. A thread of its own reads what comes,
+    gives signs of life, and sends what the socket had no room for, so that the engine's thread looks at a queue."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(False)
-        self._poll = select.poll()
-        self._awaited = select.POLLIN
-        self._poll.register(self._socket, self._awaited)
         self._lock = threading.Lock()
         """Of what is unsent, and of sending."""
         self._is_open = True
         self._unsent = bytearray()
         """What the socket's buffer had no room for."""
         self._received = bytearray()
+        self._messages: SimpleQueue[ToEngine | None] = SimpleQueue()
+        """None: `receive` is to return."""
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
         self._bell, self._rope = socket.socketpair()
-        self._rope.setblocking(False)
-        self._poll.register(self._bell, select.POLLIN)
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="client's socket", daemon=True)
+        self._thread.start()
 
     def send(self, message: FromEngine) -> None:
         """Queue a message; never blocks."""
         data = framed(self._encoder.encode(message))
         with self._lock:
-            self._unsent += data
-            self._flush()
+            self._send(data)
 
-    def _flush(self) -> None:
-        try:
-            del self._unsent[: self._socket.send(self._unsent)]
-        except BlockingIOError:
-            pass  # the client reads slowly
-        except OSError:
-            self._unsent.clear()  # the client is gone, and this process with it as soon as that is noticed
-        awaited = select.POLLIN | (select.POLLOUT if self._unsent else 0)
-        if awaited != self._awaited:
-            self._awaited = awaited
-            self._poll.modify(self._socket, awaited)
-
-    def wake(self) -> None:
-        """Let `receive` return. From any thread."""
-        with suppress(OSError):  # full: it is ringing; closed: nobody listens
+    def _send(self, data: bytes) -> None:
+        if not self._unsent:
+            data = data[self._try_to_send(data) :]
+            if not data:
+                return
             self._rope.send(b"!")
+        self._unsent += data
 
-    def _beat(self) -> None:
-        alive = framed(msgspec.msgpack.encode(Alive()))
-        while self._is_open:
-            time.sleep(HEARTBEAT / 1000)
-            with self._lock:
-                if self._is_open:
-                    self._unsent += alive
-                    self._flush()
+    def _try_to_send(self, data: bytes | bytearray) -> int:
+        """How many bytes are off."""
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0  # the client reads slowly
+        except OSError:
+            return len(data)  # it is gone, and this process with it as soon as that is noticed
 
     def receive(self, timeout: int | None) -> ToEngine | None:
         """The next message; None if none comes within so many milliseconds (None: however long it takes), or when
         woken."""
-        message = self._next()
-        is_woken = False
-        while message is None and not is_woken:
-            events = dict(self._poll.poll(timeout))
-            if not events:
-                return None
-            if self._unsent:
-                with self._lock:
-                    self._flush()
-            if is_woken := self._bell.fileno() in events:
+        if timeout == 0 and self._messages.empty():
+            return None
+        with suppress(Empty):
+            return self._messages.get(timeout=None if timeout is None else timeout / 1000)
+        return None
+
+    def wake(self) -> None:
+        """Let `receive` return. From any thread."""
+        self._messages.put(None)
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        finally:
+            self._messages.put(Stop())
+
+    def _watch(self) -> None:
+        """Until the client is gone, or nobody listens to it any more."""
+        poll = select.poll()
+        poll.register(self._bell, select.POLLIN)
+        alive = framed(msgspec.msgpack.encode(Alive()))
+        next_beat = time.monotonic() + HEARTBEAT / 1000
+        while self._is_open:
+            poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+            events = dict(poll.poll(max(0.0, 1000 * (next_beat - time.monotonic()))))
+            with self._lock:
+                if self._unsent:
+                    del self._unsent[: self._try_to_send(self._unsent)]
+                if time.monotonic() >= next_beat:
+                    next_beat += HEARTBEAT / 1000
+                    self._send(alive)
+            if self._bell.fileno() in events:
                 self._bell.recv(4096)
             if events.get(self._socket.fileno(), 0) & ~select.POLLOUT and not self._read():
-                return Stop()
-            message = self._next()
-        return message
+                return
 
     def _read(self) -> bool:
         """Take what has come; False: the client is gone."""
@@ -132,35 +141,31 @@ class Peer:
         except OSError:
             return False
         self._received += data
+        while (end := LENGTH_BYTES + int.from_bytes(self._received[:LENGTH_BYTES], "little")) <= len(self._received):
+            self._messages.put(self._decoder.decode(self._received[LENGTH_BYTES:end]))
+            del self._received[:end]
         return bool(data)
-
-    def _next(self) -> ToEngine | None:
-        """The first of the messages that are here in full."""
-        end = LENGTH_BYTES + int.from_bytes(self._received[:LENGTH_BYTES], "little")
-        if len(self._received) < max(end, LENGTH_BYTES + 1):
-            return None
-        message = self._decoder.decode(self._received[LENGTH_BYTES:end])
-        del self._received[:end]
-        return message
 
     def close(self) -> None:
         """Send what is queued and hang up."""
-        with self._lock:
-            self._is_open = False
-            self._socket.settimeout(1)
-            with suppress(OSError):
-                self._socket.sendall(self._unsent)
-            self._socket.close()
-        self._bell.close()
-        self._rope.close()
+        self._is_open = False
+        self._rope.send(b"!")
+        self._thread.join()
+        self._socket.settimeout(1)
+        with suppress(OSError):
+            self._socket.sendall(self._unsent)
+        for each in (self._socket, self._bell, self._rope):
+            each.close()
 
 
 def serve(engine: Engine, peer: Peer) -> None:
     """Step while there is work, sleep on the socket while there is none, until told to stop."""
     is_checked = True
     while True:
-        message = peer.receive(0 if engine.has_work else math.ceil(min(HEARTBEAT, 1000 * engine.seconds_idle)))
+        has_work = engine.has_work
+        message = peer.receive(0 if has_work else math.ceil(min(HEARTBEAT, 1000 * engine.seconds_idle)))
         while message is not None:
+            has_work = False  # or so it may be now
             match message:
                 case EngineRequest():
                     engine.submit(message)
@@ -173,7 +178,7 @@ def serve(engine: Engine, peer: Peer) -> None:
                 case _:
                     return
             message = peer.receive(0)
-        if engine.has_work:
+        if has_work or engine.has_work:
             peer.send(engine.message(engine.advance()))
             is_checked = False
         else:

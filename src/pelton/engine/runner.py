@@ -9,7 +9,7 @@ from pelton.engine.background import Background
 from pelton.engine.budget import MemoryBudget
 from pelton.engine.moves import Copy, Move, Restore, Save
 from pelton.formats.digest import ModelFile
-from pelton.ops.data import Batch
+from pelton.ops.data import I32, Batch
 
 
 class Runner:
@@ -69,6 +69,15 @@ class Runner:
     def submit(self, batch: Batch) -> Pending:
         """Start a step."""
         return self._executor.submit(batch)
+
+    def advance(self) -> None:
+        """Make the last step, of one token and one row per sequence, the next one in place."""
+        self._executor.advance()
+
+    def proceed(self, ends: I32) -> bytes | None:
+        """The same, and run and sample it: the ids that were drawn, as int32; None where any row has an error or drew
+        one of `ends`."""
+        return self._executor.proceed(ends)
 
     def read_block(self, group: int, block: int) -> bytes:
         """The backend's bytes of a block. From any thread."""

@@ -30,16 +30,19 @@ class Sampling:
         self._vocab_size = vocab_size
         self._rows: list[Row] = []
         self._static: SampleArrays = _columns([], [])
-        self._has_penalties = self._has_draws = self._has_additions = self._has_mirostat = False
+        self._has_penalties = self._has_additions = self._has_mirostat = False
 
     def arrays(self, rows: list[Row], masks: Future[Masks] | None = None) -> SampleArrays:
-        """The parameters of each logit row. All that depends on a sequence's output is as if what the row's draft has
+        """The parameters of each logit row. Where `rows` are the same object as before, their positions in the output
+        are taken to be advanced in place. All that depends on a sequence's output is as if what the row's draft has
         before it were output. `masks`: one row for each of `rows` that has a constraint, in their order."""
-        if rows is not self._rows and rows != self._rows:
-            self._prepare(rows)
         changed: dict[str, Any] = {}
-        if self._has_draws:
-            changed["position"] = np.array([sequence.num_output + offset for sequence, offset, _ in rows], np.int32)
+        if rows is not self._rows:
+            if rows != self._rows:
+                self._prepare(rows)
+            self._rows = rows
+            position = np.array([sequence.num_output + offset for sequence, offset, _ in rows], np.int32)
+            self._static = replace(self._static, position=position)
         if self._has_penalties:
             changed |= _histories(rows)
         if self._has_additions:
@@ -50,11 +53,14 @@ class Sampling:
             changed |= _masks(self._static, rows, masks.result())
         return replace(self._static, **changed) if changed else self._static
 
+    @property
+    def is_lasting(self) -> bool:
+        """Are the last arrays, advanced, those of the next step with the same rows? But for masks of grammars."""
+        return not (self._has_penalties or self._has_additions or self._has_mirostat)
+
     def _prepare(self, rows: list[Row]) -> None:
         params = list(map(_params, rows))
-        self._rows = rows
         self._static = _columns(rows, params)
-        self._has_draws = any(p.temperature > 0 for p in params)
         self._has_mirostat = any(p.mirostat_mode for p in params)
         self._has_penalties = any(map(has_counted_penalty, params))
         self._has_additions = any(map(has_changing_additions, params))

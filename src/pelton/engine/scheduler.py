@@ -27,6 +27,7 @@ from pelton.engine.draft_policy import Drafting
 from pelton.engine.fairness import OUTPUT
 from pelton.engine.kv_memory import Fetch, KVMemory, Match, namespace_of
 from pelton.engine.pace import Pace, Shape
+from pelton.engine.plain import PlainRun
 from pelton.engine.sequence import Sequence
 from pelton.engine.speculative import Speculation
 from pelton.engine.tiers import DiskTier, Place
@@ -38,6 +39,9 @@ from pelton.request import IDLE
 PROBE = 16
 """After so many steps with prefill there is one of decodes alone, so that it stays known what those cost, where the
 target rests on that."""
+
+MOST_BEHIND = 256
+"""Steps after which sequences get what they have drawn, at the latest."""
 
 MAX_FETCHES = 2
 """How often a sequence waits for the disk. It may have to again: for what others did not ask for, or where memory ran
@@ -87,7 +91,7 @@ class Scheduler:
         self._num_mixed = 0
         """Steps with prefill since the last one without."""
         self._steady: Work | None = None
-        """The last step's, if the next one can be the same."""
+        """The last step's, while the next one can be the same."""
 
     @property
     def has_work(self) -> bool:
@@ -127,6 +131,7 @@ class Scheduler:
 
     def seconds_to_serve(self) -> float:
         """About how long it takes until all that waits now has begun: its prompts, and the answers before it."""
+        self.settle()
         prompts = self.num_waiting_tokens + sum(s.num_new for s in self.running if s.num_new > 1)
         num_rows = self.max_sequences
         num_read = num_rows * sum(s.num_tokens for s in self.running) // max(1, len(self.running))
@@ -139,13 +144,15 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """A new sequence waits. It is the youngest."""
+        self._end_steady()
         self.waiting.add(sequence)
 
     def schedule(self) -> Work:
         """Pick the next step's work and give it the blocks that it needs."""
         if (steady := self._steady) is not None and self._can_repeat(steady):
             steady.repeat()
-            return steady if self.speculation is None else self._drafted(steady, self.speculation)
+            return self._drafted(steady, asked) if (asked := self._asked(steady)) else steady
+        self._end_steady()
         work = Work()
         self._admit(work)
         awake = self._urgent or self.running
@@ -160,14 +167,14 @@ class Scheduler:
             self._give_prefills(work, prefills)
         if self.running and not work.chunks:
             self._make_way()
-        if self.speculation is not None and work.chunks and not prefills:
-            self._give_drafts(work, self.speculation)
+        if work.chunks and not prefills and (asked := self._asked(work)):
+            self._give_drafts(work, asked)
         work.moves, self.memory.moves = self.memory.moves, []
         work.num_bytes = self.memory.num_bytes(work.moves)
-        is_plain = not work.moves and work.drafting is None
+        is_alone = not work.moves and work.drafting is None and not self.waiting
         # One that stands still for want of memory is to be looked at again in each step.
         is_complete = 0 < len(work.chunks) == len(awake)
-        work.is_steady = is_plain and is_complete and all(map(_goes_on, awake))
+        work.is_steady = is_alone and is_complete and all(map(_goes_on, awake))
         self._steady = work if work.is_steady else None
         return work
 
@@ -184,8 +191,6 @@ class Scheduler:
 
     def _can_repeat(self, work: Work) -> bool:
         """Is the next step the same as the last one, which was `work`? Then its sequences have the blocks for it."""
-        if self.waiting or self.memory.moves:
-            return False
         if work.retabled:
             sequences = list(work.chunks)
             for sequence in (sequences[place] for place in work.retabled):
@@ -195,8 +200,33 @@ class Scheduler:
                     self.memory.grow(sequence, 1)
         return True
 
+    def settle(self) -> None:
+        """Give sequences the tokens that they have drawn in steps that did not look at them."""
+        work = self._steady
+        if work is None or work.plain is None or not work.plain.num_behind:
+            return
+        self._count(work, work.plain.num_behind)
+        work.plain.settle_all()
+
+    def _count(self, work: Work, num_steps: int) -> None:
+        """So many steady steps were computed."""
+        self.waiting.num_computed += num_steps * len(work.chunks)
+        for tenant, num_tokens in work.tenants.items():
+            self.waiting.shares.charge(tenant, OUTPUT * num_steps * num_tokens)
+
+    def _end_steady(self) -> None:
+        """The next step is not the last one again."""
+        self.settle()
+        self._steady = None
+
+    def _asked(self, work: Work) -> Speculation | None:
+        """Who is to be asked for drafts for a step of sequences that decode; None: nobody."""
+        is_idle = self.speculation is None or self.speculation.rests(len(work.chunks))
+        return None if is_idle else self.speculation
+
     def _drafted(self, steady: Work, speculation: Speculation) -> Work:
         """A steady step, with drafts where it is to have any; then it is steady no more."""
+        self.settle()
         work = Work(dict(steady.chunks))
         self._give_drafts(work, speculation)
         if work.chunks == steady.chunks and work.drafting is None:
@@ -346,12 +376,12 @@ class Scheduler:
 
     def _run(self, sequence: Sequence) -> None:
         sequence.state = "running"
+        self._end_steady()
         insort(self.running, sequence, key=lambda s: s.order)
-        self._steady = None
 
     def _stop(self, sequence: Sequence) -> None:
+        self._end_steady()
         self.running.remove(sequence)
-        self._steady = None
 
     def _give_chunk(self, work: Work, sequence: Sequence, num_tokens: int) -> None:
         """Put a sequence into the step with as many of these tokens as there is memory for, preempting those behind it
@@ -382,6 +412,7 @@ class Scheduler:
         self.num_preempted += 1
 
     def _wait_again(self, sequence: Sequence) -> None:
+        self._end_steady()
         sequence.state = "waiting"
         self.waiting.put_back(sequence)
 
@@ -428,9 +459,18 @@ class Scheduler:
                 work.retabled.append(place)
             else:
                 sequence.num_computed += 1
-        self.waiting.num_computed += len(work.chunks)
-        for tenant, num_tokens in work.tenants.items():
-            self.waiting.shares.charge(tenant, OUTPUT * num_tokens)
+        self._count(work, 1)
+
+    def go_on(self, work: Work, plain: PlainRun, drawn: bytes) -> None:
+        """A steady step has run in which the sequences drew these tokens, and all of them go on."""
+        work.retabled = plain.add(drawn)
+        for place in work.retabled:
+            plain.settle(place)
+            sequence = plain.sequences[place]
+            sequence.num_computed -= 1  # the step's own token is about to be counted
+            self.memory.commit(sequence, 1)
+        if plain.num_behind == MOST_BEHIND:
+            self.settle()
 
     def _offer(self, sequence: Sequence) -> None:
         """Have a prompt that is complete kept on disk. A text that is embedded hardly begins another one."""
@@ -476,6 +516,7 @@ class Scheduler:
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out, whatever its state, and give its blocks back. What it had is left in the cache."""
+        self._end_steady()
         if sequence.state == "running":
             self._stop(sequence)
             if sequence.children:
@@ -523,6 +564,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise `InternalError` unless every block is accounted for."""
+        self.settle()
         self.memory.check([*self.running, *self.waiting, *self.loading])
         if self.draft_model is not None:
             self.draft_model.shadows.check(self.running)

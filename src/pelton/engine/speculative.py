@@ -34,6 +34,8 @@ LEAST_CHANCE = 0.04
 FIRST_PROBE, LAST_PROBE = 16, 1024
 """Steps with offers to the first one that drafts more than seems best, to see what more rows cost; the time to the
 next one doubles."""
+REST = 16
+"""Where drafts cannot pay, because of what rows cost, one step in so many asks for some nevertheless."""
 NUM_PROBES = 6
 """Each probe has twice the rows of the one before, until so many; then they begin again with one per sequence."""
 
@@ -101,10 +103,21 @@ class Speculation:
         self._turn = 0
         self._num_probes = 0
         self._until_probe = self._probe_after = FIRST_PROBE
+        self._rest = self._rest_of = 0
+        """Steps to come that ask for no drafts, as long as they have so many sequences."""
+
+    def rests(self, num_sequences: int) -> bool:
+        """Is there no use in asking for drafts for the step that comes, of so many sequences?"""
+        if self._rest == 0 or num_sequences < self._rest_of:
+            return False
+        self._rest -= 1
+        return True
 
     def draft(self, shape: Shape, sequences: Mapping[Sequence, int], spare: int) -> Drafting | None:
         """Give sequences of a step their drafts, of `spare` tokens at most in all; those that the draft model is to
         make are returned. All of them decode; `shape` is what the step does without drafts."""
+        can_pay = self.model is not None or self._can_pay(shape, spare)
+        self._rest, self._rest_of = 0 if can_pay else REST - 1, len(sequences)
         looked = self._looked(sequences)
         offers = self._offers(looked, spare)
         if not offers and self.model is None:
@@ -140,17 +153,36 @@ class Speculation:
             offers += [(gain, -place, sequence) for place, gain in enumerate(gains)]
         return offers
 
+    def _can_pay(self, shape: Shape, spare: int) -> bool:
+        """Would there be more tokens per second with some number of drafted tokens, if all were accepted?"""
+        least, within = LEAST_GAIN * shape.num_tokens / self.pace.predict(shape), self._within(shape)
+        num_drafted = 1
+        while num_drafted <= min(spare, MAX_DRAFT * shape.num_tokens):
+            seconds = self._seconds(shape, num_drafted)
+            if seconds <= within and shape.num_tokens + num_drafted > least * seconds:
+                return True
+            num_drafted *= 2
+        return False
+
+    def _within(self, shape: Shape) -> float:
+        """The most seconds that a step with drafts may take: with several streams, others wait for it."""
+        return self.pace.predict(shape) + self.pace.spare(shape, 0) if shape.num_tokens > 1 else math.inf
+
+    def _seconds(self, shape: Shape, num_drafted: int) -> float:
+        """What a step may take with so many drafted tokens."""
+        drafted = with_rows(shape, num_drafted, shape.num_pairs // shape.num_tokens)
+        return self.pace.predict(drafted) * self.pace.doubt(drafted)
+
     def _choose(self, shape: Shape, offers: list[tuple[float, int, Sequence]], spare: int) -> Plan:
         """How many tokens to draft for which sequences by lookup, and what that is expected to give."""
         offers.sort(key=lambda offer: offer[:2], reverse=True)
         plain = self.pace.predict(shape)
-        within = plain + self.pace.spare(shape, 0) if shape.num_tokens > 1 else math.inf  # others wait for this step
+        within = self._within(shape)
         each = shape.num_pairs // shape.num_tokens
         best, num_best, tokens = LEAST_GAIN * shape.num_tokens / plain, 0, float(shape.num_tokens)
         for num_drafted, (gain, _, _) in enumerate(islice(offers, spare), 1):
             tokens += gain
-            drafted = with_rows(shape, num_drafted, each)
-            seconds = self.pace.predict(drafted) * self.pace.doubt(drafted)
+            seconds = self._seconds(shape, num_drafted)
             if seconds > within:
                 break
             if tokens / seconds > best:
@@ -168,7 +200,7 @@ class Speculation:
     def _probe(self, shape: Shape, offers: list[tuple[float, int, Sequence]], num_best: int, within: float) -> int:
         """How many tokens to draft in place of `num_best`: more, if it is time to see what they cost, and they would
         pay if they cost nothing."""
-        self._until_probe -= 1
+        self._until_probe -= 1 + self._rest
         if self._until_probe > 0:
             return num_best
         wanted = min(shape.num_tokens << self._num_probes % NUM_PROBES, len(offers))

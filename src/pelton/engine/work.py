@@ -10,6 +10,7 @@ from pelton.engine.batch import scored
 from pelton.engine.draft_policy import Drafting
 from pelton.engine.moves import Move
 from pelton.engine.pace import Shape, num_pairs
+from pelton.engine.plain import PlainRun
 from pelton.engine.sequence import Sequence
 
 
@@ -29,6 +30,8 @@ class Work:
     drafting: Drafting | None = None
     """What the draft model does first, which is no part of the shape."""
     is_steady: bool = False
+    plain: PlainRun | None = None
+    """Of a steady step that is told plainly."""
     retabled: list[int] = field(default_factory=list)
     """Places, among the sequences of a steady step, of those whose tables have changed since the step before."""
     _shape: Shape | None = None

@@ -90,7 +90,7 @@ class SampleArrays:
     chain: U8  # 1: the row continues the one before it
     seed: npt.NDArray[np.uint64]
     choice: I32
-    position: I32  # output position: 0 for the first generated token
+    position: I32  # output position: 0 for the first generated token; an array of its own, which may be advanced
     repetition: F32
     presence: F32
     frequency: F32
@@ -148,7 +148,7 @@ def greedy_rows(num_rows: int) -> SampleArrays:
         chain=np.zeros(num_rows, np.uint8),
         seed=np.zeros(num_rows, np.uint64),
         choice=no_ints,
-        position=no_ints,
+        position=np.zeros(num_rows, np.int32),
         repetition=ones,
         presence=zeros,
         frequency=zeros,

@@ -17,7 +17,7 @@ from pelton.backends.cpu.planner import Program, plan_program
 from pelton.backends.cpu.profile import Profile
 from pelton.backends.cpu.stored import StoredWeights
 from pelton.errors import ConfigError, InsufficientMemory, InternalError, UnsupportedModel
-from pelton.ops.data import F32, Batch, CacheGroup
+from pelton.ops.data import F32, I32, Batch, CacheGroup
 from pelton.ops.sampling import Processing, SampleArrays, Sampled, no_samples
 from pelton.ops.spec import AttendSpec
 
@@ -165,23 +165,51 @@ class CpuExecutor:
         self._weights: _core.Memory | None = weights
         self._stored = stored
         self._profile = profile
-        self._step = 0
-        self._sampled: tuple[SampleArrays, Sampled] | None = None
+        self._num_steps = 0
+        self._submitted: tuple[Batch, _core.Step] | None = None
+        """The last step's."""
+        self._sampled: tuple[SampleArrays, Sampled, _core.Drawing] | None = None
         """Of the last step that was sampled."""
 
     def submit(self, batch: Batch) -> CpuPending:
         """Run one step. Raises InternalError for a batch beyond the limits that the model was loaded with."""
         core = self._loaded
+        if self._submitted is None or self._submitted[0] is not batch:
+            self._submitted = batch, self._step_of(batch)
+        if self._profile is not None:
+            self._profile.observe(batch)
+        core.run(self._submitted[1])
+        self._num_steps += 1
+        return CpuPending(self, core, self._num_steps, batch.logit_rows.size - batch.num_pooled, batch.num_pooled)
+
+    def _step_of(self, batch: Batch) -> _core.Step:
         if batch.ids.size > self._limits[0] or batch.logit_rows.size > self._limits[1]:
             raise InternalError(
                 f"a step of {batch.ids.size} tokens and {batch.logit_rows.size} logit rows; "
                 f"the model was loaded for {self._limits[0]} and {self._limits[1]}"
             )
-        if self._profile is not None:
-            self._profile.observe(batch)
-        core.run(batch.ids, batch.positions, batch.seq_starts, batch.tables, batch.logit_rows, batch.num_pooled)
-        self._step += 1
-        return CpuPending(self, core, self._step, batch.logit_rows.size - batch.num_pooled, batch.num_pooled)
+        return _core.Step(
+            batch.ids, batch.positions, batch.seq_starts, batch.tables, batch.logit_rows, batch.num_pooled
+        )
+
+    def advance(self) -> None:
+        """Make the last step the next one, in place."""
+        _core.advance(*self._last)
+
+    def proceed(self, ends: I32) -> bytes | None:
+        """`advance`, submit and sample in one. None where any row has an error or drew one of `ends`."""
+        core = self._loaded
+        step, drawing = self._last
+        if self._profile is not None and self._submitted is not None:
+            self._profile.observe(self._submitted[0])
+        self._num_steps += 1
+        return core.proceed(step, drawing, ends)
+
+    @property
+    def _last(self) -> tuple[_core.Step, _core.Drawing]:
+        if self._submitted is None or self._sampled is None:
+            raise InternalError("there is no step yet to go on from")
+        return self._submitted[1], self._sampled[2]
 
     @property
     def width(self) -> int:
@@ -222,14 +250,18 @@ class CpuExecutor:
     def close(self) -> None:
         """Give all memory back. Steps still pending can no longer be sampled."""
         self._core = None
+        self._submitted = self._sampled = None
         self._caches = []
         self._weights = None
 
-    def _results(self, num_rows: int, params: SampleArrays) -> Sampled:
-        """What `sample` fills in: the same as for the step before where that had the same parameters."""
+    def _sample(self, num_rows: int, params: SampleArrays, processing: Processing | None) -> Sampled:
+        """What is filled in is the same as for the step before where that had the same parameters."""
         if self._sampled is None or self._sampled[0] is not params:
-            self._sampled = params, no_samples(num_rows, params)
-        return self._sampled[1]
+            out = no_samples(num_rows, params)
+            self._sampled = params, out, _core.Drawing(params, out, num_rows, self._vocab_size)
+        _, out, drawing = self._sampled
+        self._loaded.sample(drawing, processing)
+        return out
 
     @property
     def _loaded(self) -> _core.Program:
@@ -249,15 +281,13 @@ class CpuPending:
         self._num_rows = num_rows
 
     def _check(self) -> None:
-        if self._executor._step != self._step:
+        if self._executor._num_steps != self._step:
             raise InternalError("a step must be sampled before the next one is submitted")
 
     def sample(self, params: SampleArrays, processing: Processing | None = None) -> Sampled:
         """Draw one token per logit row that is not pooled."""
         self._check()
-        out = self._executor._results(self._num_rows, params)
-        self._core.sample(params, out, processing)
-        return out
+        return self._executor._sample(self._num_rows, params, processing)
 
     def states(self) -> F32:
         """[P, D]: the final hidden states of the pooled rows."""
