@@ -94,7 +94,7 @@ def test_names_of_what_is_ignored_are_cut(url):
 
 
 def test_what_is_within_the_bounds_is_taken(url):
-    body = raw(CHAT, n="100", max_tokens=str(1 << 70), metadata=nested(120), logit_bias='{"1": 100}', stop='["x"]')
+    body = raw(CHAT, n="100", max_tokens=str(1 << 70), unknown=nested(120), logit_bias='{"1": 100}', stop='["x"]')
     assert httpx.post(url + "/v1/chat/completions", content=body).status_code == 200
 
 

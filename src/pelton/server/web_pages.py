@@ -45,7 +45,7 @@ class WebPages:
             if headers.get("sec-fetch-site") != "cross-site" or is_shown:
                 return
             origin = "other sites"
-        elif _is_local(_name(origin)) or (host and urlsplit(origin).netloc.lower() == host.lower()):
+        elif _is_local(_name(origin)) or (host and origin.partition("://")[2].lower() == host.lower()):
             return
         raise Forbidden(f"pages of {origin[:200]} may not use this server: --cors-origin lets them, and so do keys")
 
