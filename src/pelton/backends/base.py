@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Protocol
 
 from pelton.errors import ConfigError
@@ -192,9 +193,14 @@ class BackendConfig:
     packed: BoundedFolder | None = None  # None: packed weights are not kept
 
 
-def find(name: str, config: BackendConfig) -> Backend:
-    """The backend of that name: `pelton.backends.<name>.backend.make`. Raises `ConfigError` for an unknown one."""
+def module(name: str) -> ModuleType:
+    """The code of that backend, `pelton.backends.<name>.backend`. Raises `ConfigError` for an unknown name."""
     if name not in NAMES:
         raise ConfigError(f"there is no backend named {name!r}; this build has: {', '.join(NAMES)}")
-    backend: Backend = importlib.import_module(f"pelton.backends.{name}.backend").make(config)
+    return importlib.import_module(f"pelton.backends.{name}.backend")
+
+
+def find(name: str, config: BackendConfig) -> Backend:
+    """The backend of that name, by the `make` of its module."""
+    backend: Backend = module(name).make(config)
     return backend

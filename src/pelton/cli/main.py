@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -188,9 +189,13 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
     Without a MODEL, whatever is in the store is served: loaded when it is first asked for, unloaded when it is not
     used for a while or when others need the memory.
     """
-    from pelton.cli import serve as command
+    from pelton.engine.child import Child
 
-    command.serve(models, **options)
+    # What the engine's process imports takes as long as what this one does: it is begun first.
+    with closing(Child()) if models else nullcontext() as child:
+        from pelton.cli import serve as command
+
+        command.serve(models, child, **options)
 
 
 @main.command()

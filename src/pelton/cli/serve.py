@@ -16,6 +16,7 @@ import click
 from pelton import config, logs
 
 if TYPE_CHECKING:
+    from pelton.engine.child import Child
     from pelton.pool import Pool
     from pelton.server.listen import Server
     from pelton.service import Service
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("pelton.server")
 
 
-def serve(models: tuple[str, ...], *, served_name: str | None, any_model: bool, **options: Any) -> None:
-    """Serve until a signal ends it. `any_model`: those of the store, too; without `models` that is so anyway."""
+def serve(
+    models: tuple[str, ...], child: Child | None, *, served_name: str | None, any_model: bool, **options: Any
+) -> None:
+    """Serve until a signal ends it. `any_model`: those of the store, too; without `models` that is so anyway. `child`:
+    a process for the first model's engine."""
     if served_name is not None and len(models) != 1:
         raise click.UsageError("--served-name is the name of one MODEL")
     if options["draft_model"] and len(models) != 1:
@@ -37,7 +41,7 @@ def serve(models: tuple[str, ...], *, served_name: str | None, any_model: bool, 
     settings = config.load(**options)
     logs.setup(settings.server.log_format, logging.INFO)
     names = {served_name or model: model for model in models}
-    asyncio.run(_until_a_signal(_serve(names, any_model or not models, settings)))
+    asyncio.run(_until_a_signal(_serve(names, any_model or not models, settings, child)))
 
 
 async def _until_a_signal(serving: Coroutine[Any, Any, None]) -> None:
@@ -63,14 +67,14 @@ async def _until_a_signal(serving: Coroutine[Any, Any, None]) -> None:
         work.result()
 
 
-async def _serve(named: dict[str, str], is_open: bool, settings: config.Config) -> None:
+async def _serve(named: dict[str, str], is_open: bool, settings: config.Config, child: Child | None) -> None:
     """The models load while the server's modules do; the port is taken at once and opens when they are ready."""
     from pelton.pool import Pool, read_models_file
     from pelton.progress.display import Display
 
     specs = read_models_file(Path(settings.pool.models_file), settings) if settings.pool.models_file else []
     models = named | {spec.name: spec.model for spec in specs if spec.is_preloaded and spec.name not in named}
-    pool = Pool(settings, specs, is_open=is_open)
+    pool = Pool(settings, specs, is_open=is_open, child=child)
     loads: list[asyncio.Future[Service]] = []
     try:
         with Display() as display:

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import math
 import signal
-import socket
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pelton import errors
+from pelton.engine.child import Child
 from pelton.engine.protocol import (
     LENGTH_BYTES,
     Abort,
@@ -60,6 +59,8 @@ class Opening:
     """Told how many of them it takes, before it takes them, and its process id, if it has a process of its own."""
     progress: Callable[[float], None] = lambda share: None
     """Told the share that is loaded, 0 to 1."""
+    child: Child | None = None
+    """A process that was begun before; the engine has it from now on. None: one is begun."""
 
 
 def error_from(
@@ -73,18 +74,14 @@ def error_from(
 
 
 class ProcessLink:
-    """An engine in a fresh process: `python -m pelton.engine.process DESCRIPTOR`.
-
-    The process inherits one of a pair of sockets, and holds the read end of a pipe as its standard input: it ends when
-    that closes, so that it never outlives this one, however this one ends.
-    """
+    """An engine in a process of its own."""
 
     def __init__(self, start: Start) -> None:
         self._start = start
         self._heartbeat_timeout = start.config.heartbeat_timeout
         self._length: int | None = None
         """Of the message that is coming, once that is known."""
-        self._process: asyncio.subprocess.Process | None = None
+        self._child: Child | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._death: asyncio.Task[int] | None = None
@@ -94,8 +91,7 @@ class ProcessLink:
     @property
     def pid(self) -> int | None:
         """The process id while it lives."""
-        alive = self._process is not None and self._process.returncode is None
-        return self._process.pid if alive and self._process is not None else None
+        return None if self._child is None else self._child.pid
 
     async def open(self, opening: Opening) -> EngineInfo:
         """Start the process and load the model."""
@@ -104,20 +100,9 @@ class ProcessLink:
                 f"heartbeat_timeout is {self._heartbeat_timeout}, must be at least {MIN_HEARTBEAT_TIMEOUT:g} seconds",
                 param="heartbeat_timeout",
             )
-        ours, theirs = socket.socketpair()
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=READ_AHEAD)
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",  # what lies in the current folder is not imported, whatever its name
-                "-m",
-                "pelton.engine.process",
-                str(theirs.fileno()),
-                stdin=asyncio.subprocess.PIPE,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # Ctrl-C in a terminal is the caller's matter
-            )
-        self._death = asyncio.create_task(self._process.wait())
+        self._child = opening.child or Child()
+        self._death = asyncio.create_task(self._child.ended())
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=self._child.socket, limit=READ_AHEAD)
         self.send(self._start)
         while True:
             match await self._next():
@@ -146,7 +131,7 @@ class ProcessLink:
 
     async def _next(self) -> FromEngine:
         assert self._death is not None
-        assert self._process is not None
+        assert self._child is not None
         try:
             # The second wait is for what has come while this process itself stood still.
             for seconds in (self._heartbeat_timeout, SECOND_LOOK):
@@ -156,7 +141,7 @@ class ProcessLink:
         except (asyncio.IncompleteReadError, OSError):
             code = await asyncio.shield(self._death)
             raise errors.EngineDied(f"the engine process ended {_manner(code)}") from None
-        self._process.kill()
+        self._child.kill()
         raise errors.EngineDied(f"the engine process gave no sign of life for {self._heartbeat_timeout:g} s")
 
     async def _read(self) -> bytes:
@@ -170,15 +155,16 @@ class ProcessLink:
 
     async def close(self) -> None:
         """Ask the process to end, and kill it if it does not."""
-        if self._process is not None and self._death is not None:
+        if self._child is not None and self._death is not None:
             self.send(Stop())
-            if self._process.stdin is not None and not self._start.config.profile:  # which ends it at once, mute
-                self._process.stdin.close()
+            if not self._start.config.profile:  # which is printed at its end
+                self._child.hang_up()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._death), STOP_GRACE)
             if not self._death.done():
-                self._process.kill()
+                self._child.kill()
                 await self._death
+            self._child.hang_up()
         if self._writer is not None:
             self._writer.close()
             with contextlib.suppress(OSError):

@@ -27,6 +27,7 @@ from pelton.ops.data import CacheGroup, kv_type_named
 
 log = logging.getLogger(__name__)
 
+BACKEND = "cpu"
 MAX_THREADS = 1024
 AT_LEAST_ZERO = (
     "target_itl", "swap_memory", "max_queue", "max_queue_tokens", "patience", "queue_timeout", "request_timeout",
@@ -55,7 +56,7 @@ class Prepared:
         settings = BackendConfig(
             _num_threads(config), isa=config.isa or None, profile=config.profile, packed=start.packed
         )
-        self._backend = find("cpu", settings)
+        self._backend = find(BACKEND, settings)
         self.memory = _memory(self._backend, self._model.spec)
         self.wishes = Wishes(
             self._model.spec.max_context,

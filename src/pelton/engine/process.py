@@ -202,13 +202,16 @@ def main(descriptor: int) -> int:
     logs.setup("text", logging.WARNING)
     threading.Thread(target=_watch_peer, name="watch peer", daemon=True).start()
     peer = Peer(descriptor)
+    # All that loading needs, before it is known what is to be loaded.
+    from pelton.backends import base as backends
+    from pelton.engine.engine import load_prepared
+    from pelton.engine.prepare import BACKEND, Prepared
+
+    backends.module(BACKEND)
     start = peer.receive(None)
     if not isinstance(start, Start):
         return 0
     logs.setup(start.config.log_format, logging.WARNING)
-    from pelton.engine.engine import load_prepared
-    from pelton.engine.prepare import Prepared
-
     try:
         prepared = Prepared(start)
         peer.send(prepared.needs)

@@ -34,6 +34,7 @@ from pelton.pool.spec import ModelSpec, Names, key
 from pelton.pool.store_verbs import StoreVerbs, nobody
 
 if TYPE_CHECKING:
+    from pelton.engine.child import Child
     from pelton.service import Service
 
 log = logging.getLogger("pelton.server")
@@ -53,13 +54,21 @@ class Pool(StoreVerbs):
     """
 
     def __init__(
-        self, config: Config, specs: Iterable[ModelSpec] = (), *, is_open: bool = False, in_process: bool = False
+        self,
+        config: Config,
+        specs: Iterable[ModelSpec] = (),
+        *,
+        is_open: bool = False,
+        in_process: bool = False,
+        child: Child | None = None,
     ) -> None:
-        """`in_process`: engines run in this process, in the event loop's thread."""
+        """`in_process`: engines run in this process, in the event loop's thread. `child`: a process for the first one
+        that is loaded; the caller closes it."""
         super().__init__(Shelf(config.hub), Names(specs))
         self._config = config
         self._is_open = is_open
         self._in_process = in_process
+        self._child = child
         self._holds: dict[str, Hold] = {}
         self._budget = int(config.pool.memory_budget) or machine.free_memory()
         self._turn = asyncio.Lock()
@@ -335,12 +344,13 @@ class Pool(StoreVerbs):
         progress(0.0)
         await self._turn.acquire()
         hold.has_turn = True
+        child, self._child = self._child, None
         try:
             service = await loading.open_model(
                 hold.spec,
                 found,
                 self._config.hub,
-                Opening(admit, settle, progress),
+                Opening(admit, settle, progress, child),
                 is_shared=self._is_shared,
                 in_process=self._in_process,
             )
