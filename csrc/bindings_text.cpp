@@ -61,6 +61,15 @@ void bind_vocabulary(nb::module_& m) {
 }  // namespace
 
 void bind_text(nb::module_& m) {
+    m.def(
+        "skip_strings",
+        [](const Bytes& data, size_t count) {
+            const std::string_view all(reinterpret_cast<const char*>(data.data()), data.shape(0));
+            std::string_view left = all;
+            const size_t whole = skip_strings(left, count);
+            return std::pair(whole, all.size() - left.size());
+        },
+        "data"_a, "count"_a);
     bind_vocabulary(m);
     nb::class_<SentencePiece>(m, "SentencePiece")
         .def(

@@ -52,13 +52,20 @@ bool is_utf8(std::string_view text) {
 }  // namespace
 
 std::string_view take_string(std::string_view& data) {
-    uint64_t size = 0;
-    if (data.size() < sizeof size) throw std::invalid_argument(" ends too early");
-    std::memcpy(&size, data.data(), sizeof size);
-    if (size > data.size() - sizeof size) throw std::invalid_argument(" ends too early");
-    const std::string_view text = data.substr(sizeof size, size);
-    data.remove_prefix(sizeof size + size);
-    return text;
+    const std::string_view whole = data;
+    if (skip_strings(data, 1) == 0) throw std::invalid_argument(" ends too early");
+    return whole.substr(sizeof(uint64_t), whole.size() - data.size() - sizeof(uint64_t));
+}
+
+size_t skip_strings(std::string_view& data, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        uint64_t size = 0;
+        if (data.size() < sizeof size) return i;
+        std::memcpy(&size, data.data(), sizeof size);
+        if (size > data.size() - sizeof size) return i;
+        data.remove_prefix(sizeof size + size);
+    }
+    return count;
 }
 
 Vocabulary::Vocabulary(EncodedStrings texts) : slots_(std::bit_ceil(2 * texts.count + 1), -1) {

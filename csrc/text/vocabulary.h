@@ -18,6 +18,9 @@ struct EncodedStrings {
 // Takes the first string off `data`. Throws std::invalid_argument where there is no whole one.
 std::string_view take_string(std::string_view& data);
 
+// Takes up to `count` strings off `data`: how many whole ones there are.
+size_t skip_strings(std::string_view& data, size_t count);
+
 class Vocabulary {
   public:
     // Copies the strings. Throws std::invalid_argument where one is not UTF-8, or two are the same and not empty.

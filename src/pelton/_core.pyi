@@ -283,6 +283,10 @@ class Limits:
     def float_products(self, num_columns: int) -> float:
         """num_columns times 16 x 4 fused multiply-adds."""
 
+def skip_strings(data: npt.NDArray[np.uint8], count: int) -> tuple[int, int]:
+    """How many of `count` strings are whole in `data`, of each the length in 8 bytes and then its bytes, and how many
+    bytes these take."""
+
 class Vocabulary:
     """`count` tokens, whose texts are in `data` as in a GGUF file: of each the length in 8 bytes and then its UTF-8.
     Raises ValueError with what is wrong of them, to be read behind their name."""

@@ -23,6 +23,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from pelton import _core
 from pelton.errors import FormatError, ModelNotFound, UnsupportedModel
 from pelton.formats import quants, strings
 from pelton.formats.digest import FileStamp, ModelFile
@@ -260,14 +261,12 @@ class _Reader:
         return numbers
 
     def _strings(self, count: int, what: str) -> Strings:
-        data, unpack, start = self._data, _U64.unpack_from, self._position
-        position, last = start, self._size - 8
-        for i in range(count):
-            if position > last:
-                raise self._error(f"{what} has {count} strings, but the file ends in number {i}")
-            position += 8 + unpack(data, position)[0]
-        self._take(position - start, what)
-        return Strings(f"{self._path}: {what}", np.frombuffer(data, np.uint8, position - start, start), count)
+        left = np.frombuffer(self._data, np.uint8, offset=self._position)
+        num_whole, size = _core.skip_strings(left, count)
+        if num_whole < count:
+            raise self._error(f"{what} has {count} strings, but the file ends in number {num_whole}")
+        self._take(size, what)
+        return Strings(f"{self._path}: {what}", left[:size], count)
 
     def _alignment(self, metadata: Metadata) -> int:
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
