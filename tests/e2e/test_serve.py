@@ -6,12 +6,14 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 
 import httpx2 as httpx
 import openai
@@ -178,11 +180,16 @@ def test_a_second_signal_ends_at_once_and_quietly(tmp_path, smollm2):
 
 
 def loading(server: Server) -> list[int]:
-    """The engine's process, once there is one; its model is being loaded then."""
+    """The engine's process, once its model is being loaded: the server hears signals then."""
     deadline = time.monotonic() + 30
-    while not (engine := server.children()):
+    while not ((engine := server.children()) and _catches(server.process.pid, signal.SIGTERM)):
         assert time.monotonic() < deadline
     return engine
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
 def test_a_signal_while_a_model_is_loaded_ends_that(tmp_path, smollm2):
