@@ -117,7 +117,7 @@ BytePairs::BytePairs(const Vocabulary& vocabulary, EncodedStrings merges, std::a
 
 void BytePairs::add(std::string_view merge, int32_t rank) {
     const auto is_wrong = [rank](const char* what) {
-        return std::invalid_argument("[" + std::to_string(rank) + "]" + what);
+        return std::invalid_argument(std::string("[").append(std::to_string(rank)).append("]").append(what));
     };
     const size_t space = merge.find(' ');
     if (space == merge.npos) throw is_wrong(" is no pair");
