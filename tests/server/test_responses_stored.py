@@ -3,9 +3,13 @@ disks are full."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +19,8 @@ import pytest
 
 from pelton.errors import Unavailable
 from pelton.server import responses_background
+from pelton.server.responses_store import ResponseStore
+from pelton.server.responses_types import Response
 from tests.server.scripted import ScriptedService, serving
 
 ASK = {"model": "scripted", "input": "Hi"}
@@ -121,6 +127,32 @@ def test_background_responses_are_cancelled_and_deleted(client, service):
         client.responses.cancel(whole.id)
     with pytest.raises(openai.BadRequestError, match="background"):
         client.responses.retrieve(whole.id, stream=True)
+
+
+def test_who_cancels_twice_takes_no_end_away(client, service, monkeypatch):
+    service.hang_after = 1
+    made = client.responses.create(**ASK, background=True)
+    waited(client, made.id, until=("in_progress",))
+    begun, may_end = threading.Event(), threading.Event()
+    update = ResponseStore.update
+
+    async def slowly(self: ResponseStore, response: Response) -> None:
+        begun.set()
+        while not may_end.is_set():
+            await asyncio.sleep(0.001)
+        await update(self, response)
+
+    monkeypatch.setattr(ResponseStore, "update", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(client.responses.cancel, made.id)
+        assert begun.wait(10)
+        second = threads.submit(client.with_options(timeout=0.2).responses.cancel, made.id)
+        with contextlib.suppress(openai.APITimeoutError):
+            second.result()
+        may_end.set()
+        assert first.result().status == "cancelled"
+    assert client.responses.retrieve(made.id).status == "cancelled"
+    assert list(client.responses.retrieve(made.id, stream=True))[-1].type == "response.failed"
 
 
 def test_background_responses_end_with_their_server(service, file):

@@ -73,6 +73,14 @@ class Run:
         """As it ended."""
         self.is_saved = True
         """Does the store have that?"""
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """End it, unless it is ending: what cut off that would leave it without an end, in the store and for those who
+        follow it."""
+        if self.task is not None and self.final is None and not self._is_stopped:
+            self._is_stopped = True
+            self.task.cancel()
 
 
 class Background:
@@ -100,7 +108,7 @@ class Background:
                 run.accepted.result()
         except BaseException:
             run.is_cancelled = True
-            run.task.cancel()
+            run.stop()
             raise
 
     async def _run(self, run: Run, request: Request) -> None:
@@ -171,7 +179,7 @@ class Background:
         """End it, and give what has come of it."""
         assert run.task is not None
         run.is_cancelled = True
-        run.task.cancel()
+        run.stop()
         await asyncio.wait((run.task,))
         return run.final or run.reply.now()
 
@@ -181,10 +189,10 @@ class Background:
 
     async def close(self) -> None:
         """The server ends: so do all that are under way."""
-        tasks = [run.task for run in self._runs.values() if run.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        runs = list(self._runs.values())
+        for run in runs:
+            run.stop()
+        await asyncio.gather(*(run.task for run in runs if run.task is not None), return_exceptions=True)
 
 
 async def _single(stream: AsyncGenerator[TextEvent, None]) -> IndexedStream:
