@@ -121,7 +121,7 @@ def test_keys_that_a_server_is_started_with(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# ours\n\nada  secret-1\nsecret-2\n")
     keys = given_keys("secret-0", str(file))
-    assert keys == [("api-key", "secret-0"), ("ada", "secret-1"), ("api-key-file:4", "secret-2")]
+    assert keys == [("api-key", "secret-0"), ("ada", "secret-1"), ("", "secret-2")]
     ring = KeyRing(keys, None)
     assert not ring.is_empty
     assert ring.authenticate(["secret-1"]).name == "ada"
@@ -134,6 +134,18 @@ def test_keys_that_a_server_is_started_with(tmp_path):
         given_keys("", str(tmp_path / "nothing"))
     with pytest.raises(ConfigError, match="visible"):
         given_keys("two words", "")
+
+
+def test_a_key_without_a_name_is_the_same_one_wherever_it_stands(tmp_path, store):
+    file = tmp_path / "keys"
+    file.write_text("secret-1\nsecret-2\n")
+    before = KeyRing(given_keys("", str(file)), KeyStore(store))
+    file.write_text("secret-2\n")
+    after = KeyRing(given_keys("", str(file)), KeyStore(store))
+    first, second = (before.authenticate([text]) for text in ("secret-1", "secret-2"))
+    assert after.authenticate(["secret-2"]) == second == after.of(second.id)
+    with pytest.raises(Unauthorized):
+        after.of(first.id)
 
 
 def test_a_store_that_is_none_is_refused(tmp_path):

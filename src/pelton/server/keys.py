@@ -97,7 +97,7 @@ class KeyStore:
         _check(key)
         text = f"sk-pelton-{key.id}-{secrets.token_urlsafe(32)}"
         models_text = None if key.models is None else msgspec.json.encode(key.models).decode()
-        row = (key.id, name, self._hash(text), " ".join(sorted(key.scopes)), models_text, rpm, tpm, key.created_at)
+        row = (key.id, name, self.hash(text), " ".join(sorted(key.scopes)), models_text, rpm, tpm, key.created_at)
 
         def insert(connection: Connection) -> None:
             if connection.execute("SELECT 1 FROM keys WHERE name = ? AND revoked_at IS NULL", (name,)).fetchone():
@@ -133,7 +133,7 @@ class KeyStore:
         if match is None:
             return None
         rows = self._store.read(f"SELECT hash, {_COLUMNS} FROM keys WHERE id = ?", (match[1],))
-        if not rows or not secrets.compare_digest(rows[0][0], self._hash(text)):
+        if not rows or not secrets.compare_digest(rows[0][0], self.hash(text)):
             return None
         return _key(rows[0][1:])
 
@@ -142,7 +142,8 @@ class KeyStore:
         rows = self._store.read(f"SELECT {_COLUMNS} FROM keys WHERE id = ?", (id,))
         return _key(rows[0]) if rows else None
 
-    def _hash(self, text: str) -> bytes:
+    def hash(self, text: str) -> bytes:
+        """What is kept of a key: the same for all servers of the store."""
         return hashlib.blake2b(text.encode(), key=self._secret, digest_size=32).digest()
 
 
@@ -175,10 +176,17 @@ class KeyRing:
     """All keys that a server takes."""
 
     def __init__(self, given: Iterable[tuple[str, str]], made: KeyStore | None) -> None:
-        """`given`: (name, text) of keys that may do everything; `made`: those of the store."""
+        """`given`: (name, text) of keys that may do everything, "" the name of one that has none; `made`: those of the
+        store."""
         self._secret = secrets.token_bytes(32)
-        self._given = [(self._hash(text), Key(id=name, name=name, scopes=frozenset(SCOPES))) for name, text in given]
         self._made = made
+        self._given = [(self._hash(text), self._key(name, text)) for name, text in given]
+
+    def _key(self, name: str, text: str) -> Key:
+        """What a key has made belongs to its name. One without a name is called after itself: were it after its place
+        in a file, another one that comes there would find what it has made."""
+        name = name or f"api-key-{(self._hash if self._made is None else self._made.hash)(text).hex()[:12]}"
+        return Key(id=name, name=name, scopes=frozenset(SCOPES))
 
     @property
     def is_empty(self) -> bool:
@@ -231,7 +239,7 @@ def _valid(key: Key) -> Key:
 
 
 def given_keys(api_key: str, api_key_file: str) -> list[tuple[str, str]]:
-    """(name, text) of the keys that a server is started with. Raises `ConfigError`."""
+    """(name or "", text) of the keys that a server is started with. Raises `ConfigError`."""
     keys = [("api-key", _given(api_key, "api_key"))] if api_key else []
     if not api_key_file:
         return keys
@@ -245,7 +253,7 @@ def given_keys(api_key: str, api_key_file: str) -> list[tuple[str, str]]:
             continue
         if len(words) > 2:
             raise ConfigError(f"{api_key_file}, line {number}: must be KEY or NAME KEY", param="api_key_file")
-        name = words[0] if len(words) == 2 else f"api-key-file:{number}"
+        name = words[0] if len(words) == 2 else ""
         keys.append((name, _given(words[-1], f"{api_key_file}, line {number}")))
     if not keys:
         raise ConfigError(f"{api_key_file} has no key", param="api_key_file")
