@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 
 from pelton.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
 
 MAX_FIELDS = 32
 MAX_FIELD = 1024
@@ -68,7 +72,7 @@ class _Reader:
         self._name: str | None = None
         """Of the field that is being read; None: the file."""
         self._data = bytearray()
-        self.callbacks = {
+        self.callbacks: MultipartCallbacks = {
             "on_part_begin": self._begin,
             "on_header_field": self._on_header,
             "on_header_value": self._on_value,
