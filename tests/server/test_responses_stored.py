@@ -100,6 +100,8 @@ def test_in_the_background(client, service):
     assert [each.type for each in whole[:3]] == ["response.created", "response.queued", "response.in_progress"]
     rest = list(client.responses.retrieve(made.id, stream=True, starting_after=4))
     assert [each.sequence_number for each in rest] == list(range(5, len(whole)))
+    with pytest.raises(openai.BadRequestError, match="starting_after"):
+        client.responses.retrieve(made.id, stream=True, starting_after=-3)
     with client.responses.stream(response_id=made.id) as stream:
         assert stream.get_final_response().output_text == "Hello 🦙"
     streamed = list(client.responses.create(**ASK, background=True, stream=True))

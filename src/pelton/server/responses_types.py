@@ -363,7 +363,7 @@ class RetrieveQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Of GET /v1/responses/{id}."""
 
     stream: bool = False
-    starting_after: int | None = None
+    starting_after: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Only with `stream`: the events behind the one of this `sequence_number`."""
 
 
