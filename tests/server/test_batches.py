@@ -17,6 +17,7 @@ from openai.types import Batch
 
 from pelton.errors import EngineDied, InsufficientMemory, Unavailable
 from pelton.request import IDLE, Request, TextEvent
+from pelton.server import batch_store
 from pelton.server.keys import KeyStore
 from pelton.server.ledger import used
 from pelton.server.store import Store
@@ -256,6 +257,17 @@ def test_batches_are_listed_in_pages(client):
     assert ([batch.id for batch in page.data], page.has_more) == ([ids[0]], False)
 
 
+def test_so_many_batches_are_known_and_no_more(client, service, monkeypatch):
+    monkeypatch.setattr(batch_store, "MAX_KEPT", 2)
+    service.is_shut = True
+    running = begin(client, GOOD)
+    wait(client, running.id, lambda batch: batch.status == "in_progress")
+    ids = [wait(client, begin(client, b"bad").id).id for _ in range(4)]
+    assert [batch.id for batch in client.batches.list()] == [*ids[:1:-1], running.id]
+    service.is_shut = False
+    assert wait(client, running.id).status == "completed"
+
+
 def test_a_batch_is_cancelled_and_keeps_what_is_done(client, service):
     made = begin(client, *(line(str(i)) for i in range(8)))
     wait(client, made.id)
@@ -280,16 +292,29 @@ def test_a_batch_expires_and_says_which_requests_were_lost(client, service, stor
     service.is_shut = True
     made = begin(client, *(line(str(i)) for i in range(6)))
     wait(client, made.id, lambda batch: batch.status == "in_progress")
-    with sqlite3.connect(store) as connection:
-        connection.execute(
-            "UPDATE batches SET document = CAST(json_set(CAST(document AS TEXT), '$.expires_at', 1) AS BLOB)"
-        )
+    expire_all(store)
     batch = wait(client, made.id)
     assert batch.status == "expired"
     errors = results(client, batch.error_file_id)
     assert set(errors) == {str(i) for i in range(6)}
     assert {each["error"]["code"] for each in errors.values()} == {"batch_expired"}
     assert {each["response"] for each in errors.values()} == {None}
+
+
+def test_a_batch_that_expires_ends_without_its_input_too(client, service, store):
+    service.is_shut = True
+    made = begin(client, GOOD)
+    wait(client, made.id, lambda batch: batch.status == "in_progress")
+    (store.with_suffix(".files") / made.input_file_id).unlink()
+    expire_all(store)
+    assert wait(client, made.id).status == "expired"
+
+
+def expire_all(store: Path) -> None:
+    with contextlib.closing(sqlite3.connect(store)) as connection, connection:
+        connection.execute(
+            "UPDATE batches SET document = CAST(json_set(CAST(document AS TEXT), '$.expires_at', 1) AS BLOB)"
+        )
 
 
 def test_what_may_pass_is_tried_again_and_what_kills_engines_is_not_for_ever(client, service):

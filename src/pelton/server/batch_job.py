@@ -213,6 +213,8 @@ class BatchJob:
             await self._write(some)
 
     def _left(self) -> list[list[OutputLine]]:
+        if not self._input.is_file():  # of a disk that was lost: nobody knows any more which they were
+            return []
         ids = [batch_input.read(line).custom_id for _, line in batch_input.lines(self._input)]
         left = [
             OutputLine(id=_new_id(), custom_id=custom_id, response=None, error=EXPIRED)

@@ -15,8 +15,8 @@ from pelton.server.file_store import FileStore, insert
 from pelton.server.file_types import FileObject
 from pelton.server.store import Connection, Store
 
-MAX_OPEN = 100
-"""Batches of a key that are not over."""
+MAX_OPEN, MAX_KEPT = 100, 10_000
+"""Batches of a key that are not over, and those that are known at all: the oldest that are over are forgotten."""
 OPEN: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
 _COLUMNS = "document, owner, output_id, error_id, output_seconds"
 
@@ -68,6 +68,11 @@ class BatchStore:
                 "INSERT INTO batches (id, owner, status, is_open, input_file_id, output_id, error_id, output_seconds,"
                 " document) VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?)",
                 row,
+            )
+            connection.execute(
+                "DELETE FROM batches WHERE owner = ?1 AND NOT is_open AND number <="
+                " (SELECT number FROM batches WHERE owner = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?2)",
+                (owner, MAX_KEPT),
             )
 
         await self._store.written(add)
