@@ -22,7 +22,7 @@ from pelton.engine.link import Opening
 from pelton.engine.protocol import Needs
 from pelton.errors import FormatError, InsufficientMemory, PeltonError
 from pelton.pool import ModelSpec, Pool, loading
-from pelton.pool.pool import OVERHEAD
+from pelton.pool.space import OVERHEAD
 from pelton.service import Service
 from tests.unit.simulated_clock import simulate
 

@@ -19,7 +19,7 @@ from pelton.engine import machine
 from pelton.errors import InsufficientMemory, ModelNotFound, Overloaded, QueueTimeout, Unavailable
 from pelton.hub.store import Store
 from pelton.pool import Pool, StoredModel
-from pelton.pool.pool import OVERHEAD
+from pelton.pool.space import OVERHEAD
 from tests.unit.scripted_engine import Client
 from tests.unit.test_pool import run
 from tests.unit.vocabularies import write_model

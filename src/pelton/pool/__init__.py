@@ -8,7 +8,8 @@ from pelton.hub.preset import Preset, PresetMessage, jinja
 from pelton.hub.source import Progress
 from pelton.pool.cards import Loading, Memory, ModelCard, Report, Resident, StoredModel
 from pelton.pool.models_file import read as read_models_file
-from pelton.pool.pool import OVERHEAD, Pool
+from pelton.pool.pool import Pool
+from pelton.pool.space import OVERHEAD
 from pelton.pool.spec import ModelSpec
 
 __all__ = [

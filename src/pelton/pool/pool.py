@@ -14,22 +14,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pelton.config import Config
-from pelton.engine import machine
 from pelton.engine.link import Opening
 from pelton.engine.protocol import Needs
-from pelton.errors import (
-    InsufficientMemory,
-    ModelNotFound,
-    Overloaded,
-    QueueTimeout,
-    Unavailable,
-)
+from pelton.errors import ModelNotFound, Overloaded, QueueTimeout, Unavailable
 from pelton.formats.digest import is_changed
 from pelton.pool import loading
 from pelton.pool.cards import Loading, Memory, ModelCard, Report, Resident
 from pelton.pool.hold import Hold
-from pelton.pool.room import Leave, Room, make_room
 from pelton.pool.shelf import Shelf
+from pelton.pool.space import OVERHEAD, NoRoomNow, Space
 from pelton.pool.spec import ModelSpec, Names, key
 from pelton.pool.store_verbs import StoreVerbs, nobody
 
@@ -38,12 +31,6 @@ if TYPE_CHECKING:
     from pelton.service import Service
 
 log = logging.getLogger("pelton.server")
-OVERHEAD = 160 << 20
-"""Bytes of a model beside its plan: its engine's Python, and its vocabulary in this process."""
-
-
-class NoRoomNow(Unavailable):
-    """What runs at idle priority finds no room beside what others use."""
 
 
 class Pool(StoreVerbs):
@@ -69,10 +56,9 @@ class Pool(StoreVerbs):
         self._is_open = is_open
         self._in_process = in_process
         self._child = child
-        self._holds: dict[str, Hold] = {}
-        self._budget = int(config.pool.memory_budget) or machine.free_memory()
+        self._space = Space(config.pool, self._retire, in_process=in_process)
+        self._holds = self._space.holds
         self._turn = asyncio.Lock()
-        self._changed = asyncio.Event()
         self._num_queued = 0
         self._is_closed = self._loads_nothing = False
 
@@ -100,7 +86,7 @@ class Pool(StoreVerbs):
     async def until_leaving(self, name: str) -> None:
         """Wait until a model leaves, or is to leave, for others."""
         while (hold := self._find(name)) is None or not hold.is_leaving:
-            await self._change()
+            await self._space.change()
 
     async def models(self) -> list[ModelCard]:
         """All that can be used, loaded or not, by name."""
@@ -127,7 +113,7 @@ class Pool(StoreVerbs):
 
     def memory(self) -> Memory:
         """What all loaded models share."""
-        return Memory(budget=self._budget, used=sum(hold.memory for hold in self._holds.values()))
+        return self._space.memory
 
     # what administrators do
 
@@ -156,7 +142,7 @@ class Pool(StoreVerbs):
         hold.leaves_for = None
         self._retire(hold)
         while self._holds.get(hold.name) is hold:
-            await self._change()
+            await self._space.change()
 
     def give_up_loads(self) -> None:
         """Load nothing from now on: who waits for a load gets `Unavailable`. What is loaded stays."""
@@ -164,13 +150,14 @@ class Pool(StoreVerbs):
         for hold in list(self._holds.values()):
             if hold.service is None:
                 self._retire(hold)
-        self._notify()
+        self._space.notify()
 
     async def close(self) -> None:
         """End all engines; loads under way are given up. May be called twice."""
         self._is_closed = True
-        holds, self._holds = list(self._holds.values()), {}
-        self._notify()
+        holds = list(self._holds.values())
+        self._holds.clear()
+        self._space.notify()
         for hold in holds:
             _stop_timer(hold)
             hold.task.cancel()
@@ -266,7 +253,7 @@ class Pool(StoreVerbs):
             if not hold.is_leaving:
                 break
             with self._queued():
-                await self._change()
+                await self._space.change()
         hold.num_users += 1
         hold.num_idle_users += is_idle_priority
         _stop_timer(hold)
@@ -315,7 +302,7 @@ class Pool(StoreVerbs):
         elif hold.keep_alive < math.inf:
             later = asyncio.get_running_loop().call_later
             hold.timer = later(hold.keep_alive, self._retire, hold, context=hold.context)
-        self._notify()
+        self._space.notify()
 
     def _begin(self, spec: ModelSpec, report: Report, *, is_preload: bool) -> Hold:
         hold = self._holds[spec.name] = Hold(spec, asyncio.get_running_loop().time())
@@ -338,7 +325,7 @@ class Pool(StoreVerbs):
             report(Loading(hold.name, share))
 
         async def admit(needs: Needs) -> int:
-            return await self._find_room(hold, needs) - OVERHEAD
+            return await self._space.find_room(hold, needs) - OVERHEAD
 
         found = await loading.find(hold.spec, self._config.hub, report, may_fetch=hold.is_preload)
         progress(0.0)
@@ -378,7 +365,7 @@ class Pool(StoreVerbs):
             hold.service = hold.task.result()
             if hold.num_users == 0:
                 self._rest(hold)
-        self._notify()
+        self._space.notify()
 
     def _retire(self, hold: Hold) -> None:
         """Let it go as soon as nobody uses it."""
@@ -389,7 +376,7 @@ class Pool(StoreVerbs):
         elif hold.num_users == 0 and hold.closing is None:
             closing = self._close(hold, hold.service)
             hold.closing = asyncio.create_task(closing, name=f"unload {hold.name}", context=hold.context)
-        self._notify()
+        self._space.notify()
 
     async def _close(self, hold: Hold, service: Service) -> None:
         try:
@@ -397,7 +384,7 @@ class Pool(StoreVerbs):
         finally:
             if self._holds.get(hold.name) is hold:
                 del self._holds[hold.name]
-            self._notify()
+            self._space.notify()
 
     def _replaced(self, name: str) -> None:
         for hold in list(self._holds.values()):
@@ -409,73 +396,6 @@ class Pool(StoreVerbs):
         hold = self._holds.get(key(name))
         if hold is not None and self._names.find(name) is None:
             self._retire(hold)
-
-    # room
-
-    async def _find_room(self, hold: Hold, needs: Needs) -> int:
-        """Bytes of memory that a model may take, once they are there."""
-        try:
-            while True:
-                others = [each for each in self._holds.values() if not each.is_waiting]
-                room = self._room(hold, needs, others)
-                if isinstance(room, Room):
-                    hold.is_waiting = False
-                    return room.memory
-                for each in others:
-                    if each.name in room.names and not each.is_leaving:
-                        each.leaves_for, each.is_leaving = hold, True
-                        if each.is_idle:
-                            self._retire(each)
-                        self._notify()
-                await self._change()
-        finally:
-            self._let_stay(hold)
-
-    def _room(self, hold: Hold, needs: Needs, others: list[Hold]) -> Room | Leave:
-        """What must happen to the others before this one can be loaded."""
-
-        def room(*, can_leave: bool) -> Room | Leave:
-            return make_room(
-                hold.name,
-                needs.least + OVERHEAD,
-                needs.usual + OVERHEAD,
-                [each.held(can_leave=can_leave) for each in others],
-                available=self._left(others),
-                max_models=self._config.pool.max_loaded_models,
-            )
-
-        if not hold.is_for_idle:
-            return room(can_leave=not hold.is_preload)
-        try:
-            return room(can_leave=False)
-        except InsufficientMemory:
-            room(can_leave=True)  # raises where there is never any
-            raise NoRoomNow(f"there is no room for {hold.name} beside the models that others use") from None
-
-    def _let_stay(self, hold: Hold) -> None:
-        """Nobody leaves for that one any more who has not gone yet."""
-        for each in self._holds.values():
-            if each.leaves_for is hold:
-                each.leaves_for = None
-                each.is_leaving = each.closing is not None
-        self._notify()
-
-    def _left(self, others: Iterable[Hold]) -> int:
-        """Bytes of the budget that nobody has, as far as the machine has them now."""
-        budget, free = self._budget, machine.free_memory()
-        for each in others:
-            budget -= each.memory
-            if not self._in_process:  # what is promised, and not taken yet
-                free -= max(0, each.memory - machine.private_memory(each.pid))
-        return max(0, min(budget, free))
-
-    async def _change(self) -> None:
-        """Wait until something has changed."""
-        await self._changed.wait()
-
-    def _notify(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
 
 
 def _mark(hold: Hold, is_idle_priority: bool) -> None:
