@@ -137,9 +137,8 @@ void BytePairs::add(std::string_view merge, int32_t rank) {
 
 // Where a pair is in the table, or would be.
 size_t BytePairs::slot_of(int32_t left, int32_t right) const {
-    uint64_t hash = (static_cast<uint64_t>(left) << 32 | static_cast<uint32_t>(right)) * 0x9e3779b97f4a7c15;
-    hash ^= hash >> 32;
-    size_t slot = hash & (slots_.size() - 1);
+    const uint64_t pair = static_cast<uint64_t>(left) << 32 | static_cast<uint32_t>(right);
+    size_t slot = hash_(0, pair) & (slots_.size() - 1);
     while (slots_[slot] >= 0) {
         const Merge& merge = merges_[static_cast<size_t>(slots_[slot])];
         if (merge.left == left && merge.right == right) break;

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "text/hash.h"
 #include "text/vocabulary.h"
 
 namespace pelton {
@@ -46,6 +47,7 @@ class BytePairs {
     std::array<std::string, 256> characters_;
     std::array<int32_t, 256> byte_ids_;
     bool takes_words_;
+    Hash hash_;
     std::vector<Merge> merges_;
     std::vector<int32_t> slots_;  // an index of merges_, or -1: open addressing, at most half full
 };

@@ -10,19 +10,6 @@ namespace {
 
 constexpr uint32_t kMaxBytes = 0x7fffffff;
 
-uint64_t hash_of(std::string_view text) {
-    uint64_t hash = text.size();
-    while (!text.empty()) {
-        uint64_t word = 0;
-        const size_t count = std::min(text.size(), sizeof word);
-        std::memcpy(&word, text.data(), count);
-        hash = (hash ^ word) * 0x9e3779b97f4a7c15;
-        hash ^= hash >> 32;
-        text.remove_prefix(count);
-    }
-    return hash;
-}
-
 bool is_continuation(char byte) { return (static_cast<uint8_t>(byte) & 0xc0) == 0x80; }
 
 // Bytes of the character at the front of a text, 0 where it is none: Unicode's table of well-formed UTF-8.
@@ -84,6 +71,18 @@ Vocabulary::Vocabulary(EncodedStrings texts) : slots_(std::bit_ceil(2 * texts.co
         if (slot >= 0) throw std::invalid_argument(": two tokens have the same text");
         slot = static_cast<int32_t>(id);
     }
+}
+
+uint64_t Vocabulary::hash_of(std::string_view text) const {
+    uint64_t hash = text.size();
+    while (!text.empty()) {
+        uint64_t word = 0;
+        const size_t count = std::min(text.size(), sizeof word);
+        std::memcpy(&word, text.data(), count);
+        hash = hash_(hash, word);
+        text.remove_prefix(count);
+    }
+    return hash;
 }
 
 // Where a text is in the table, or would be.

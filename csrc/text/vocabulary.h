@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "text/hash.h"
+
 namespace pelton {
 
 // `count` strings as a GGUF file has them: of each the length in 8 bytes, little-endian, and then its bytes.
@@ -45,8 +47,10 @@ class Vocabulary {
         bool is_hidden : 1;
     };
 
+    uint64_t hash_of(std::string_view text) const;
     size_t slot_of(std::string_view text) const;
 
+    Hash hash_;
     std::string texts_;
     std::vector<Token> tokens_;
     std::vector<int32_t> slots_;  // an id, or -1: open addressing, at most half full
