@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Literal, NamedTuple
 
-from pelton.errors import InternalError
+from pelton.errors import InternalError, Unavailable
 
 _LENGTH_BYTES = 4
 STACK_BYTES = 4 << 20
@@ -61,16 +61,22 @@ class Confined:
         """Of the child's pipes."""
 
     def start(self) -> None:
-        """Start the child, if it does not run, without waiting for it."""
+        """Start the child, if it does not run, without waiting for it. Raises `Unavailable` where it cannot be."""
         with self._lock:
             self._running()
 
     def ask(self, message: bytes) -> bytes:
-        """The child's answer. Blocks until it is there. Raises `OverLimit`, and `InternalError` where the child ended
-        for another reason."""
+        """The child's answer. Blocks until it is there. Raises `OverLimit`, `Unavailable` where the child cannot be
+        started, and `InternalError` where it ended for another reason."""
         with self._lock:
             child = self._running()
-            answer = _exchange(child, message)
+            try:
+                answer = _exchange(child, message)
+            except BaseException:  # no memory for the answer, say: its rest must not answer the next message
+                child.kill()
+                _end(child)
+                self._child = None
+                raise
             if answer is not None:
                 return answer
             status, self._child = _end(child), None
@@ -92,15 +98,25 @@ class Confined:
     def _running(self) -> subprocess.Popen[bytes]:
         if self._is_closed:
             raise InternalError(f"the process of {self._module} was closed")
+        if self._child is not None and self._child.poll() is not None:  # by others, while it had nothing to do
+            _end(self._child)
+            self._child = None
         if self._child is None:
-            self._child = subprocess.Popen(
-                [sys.executable, "-P", "-m", self._module, *map(str, self._limits)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,  # Ctrl-C in a terminal is the caller's matter
-            )
+            self._child = _start([sys.executable, "-P", "-m", self._module, *map(str, self._limits)])
         return self._child
+
+
+def _start(command: list[str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C in a terminal is the caller's matter
+        )
+    except OSError as error:  # the system has no process, file descriptor or memory left
+        raise Unavailable(f"a process that the request needs cannot be started: {error}") from None
 
 
 def _exchange(child: subprocess.Popen[bytes], message: bytes) -> bytes | None:

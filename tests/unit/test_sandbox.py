@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from pelton import confined
 from pelton.confined import Confined, Limits
-from pelton.errors import InternalError
+from pelton.errors import InternalError, Unavailable
 from pelton.text import enforcement
 from pelton.text import template as templates
 from pelton.text.enforcement import Enforcement
@@ -83,9 +88,15 @@ def test_a_child_that_is_killed_is_started_again_and_at_most_one_is_kept(sandbox
     assert sandbox.do(Check("{{ 1 }}")) == Made()
     assert sandbox._idle == [child]
     assert child._child is not None
-    child._child.kill()
+    child._child.send_signal(signal.SIGSTOP)
+    threading.Timer(0.1, child._child.kill).start()
     with pytest.raises(InternalError, match="exit status -9"):
         sandbox.do(Check("{{ 1 }}"))
+    assert sandbox.do(Check("{{ 1 }}")) == Made()
+    assert sandbox._idle == [child]
+    idle = child._child
+    idle.kill()
+    os.waitid(os.P_PID, idle.pid, os.WEXITED | os.WNOWAIT)
     assert sandbox.do(Check("{{ 1 }}")) == Made()
     first, second = sandbox._take(), sandbox._take()
     sandbox._give(first)
@@ -93,9 +104,40 @@ def test_a_child_that_is_killed_is_started_again_and_at_most_one_is_kept(sandbox
     assert sandbox._idle == [first]
 
 
-def test_what_no_template_can_be_given():
+def test_what_no_template_can_be_given(sandbox: Sandbox):
     with pytest.raises(templates.InvalidRequest, match="chat template cannot be given"):
         Template("{{ x }}").run(x=1 << 70)
+    deep: dict[str, Any] = {}
+    for _ in range(700):
+        deep = {"a": deep}
+    assert Template("{{ x | length }}").run(x=deep) == "1"
+    (fault,) = Enforcement(form=Format(), schema=deep).faults("1", [])
+    assert fault.endswith("it cannot be checked: this cannot be given what is nested so deep")
+
+
+def test_nobody_gets_the_answer_to_another(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch):
+    assert sandbox.do(Render("{{ 1 }}", [{}])) == Made(["1"])
+
+    def no_memory(source: object, count: int) -> bytes:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(confined, "_exactly", no_memory)
+        with pytest.raises(MemoryError):
+            sandbox.do(Render("{{ 2 }}", [{}]))
+    assert sandbox.do(Render("{{ 3 }}", [{}])) == Made(["3"])
+
+
+def test_where_no_process_can_be_started_the_request_says_so(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch):
+    def none_left(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(confined.subprocess, "Popen", none_left)
+        sandbox.start()
+        with pytest.raises(Unavailable, match=r"cannot be started: .*Too many open files"):
+            sandbox.do(Check("{{ 1 }}"))
+    assert sandbox.do(Check("{{ 1 }}")) == Made()
 
 
 def test_a_schema_whose_check_takes_for_ever_is_a_fault(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch):

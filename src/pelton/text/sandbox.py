@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import atexit
 import threading
+from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
 
 from pelton.confined import Confined, Limits, OverLimit, serve
+from pelton.errors import Unavailable
 
 LIMITS = Limits(cpu_seconds=3.0, memory_bytes=1 << 30)
 """A chat that fills a long context takes a tenth of a second."""
@@ -73,11 +75,15 @@ class Sandbox:
         """Of the list."""
 
     def start(self) -> None:
-        """Have a child ready, without waiting for it: the first request then does not wait either."""
-        self._give(self._take(is_start=True))
+        """Have a child ready, without waiting for it: the first request then does not wait either. Where none can be
+        started now, that request will say so if it still is so."""
+        child = self._take()
+        with suppress(Unavailable):
+            child.start()
+        self._give(child)
 
     def do(self, work: Work) -> Result:
-        """Have it done. Blocks until it is."""
+        """Have it done. Blocks until it is. Raises `Unavailable` where no child can be started."""
         try:
             message = _encode(work)
         except (OverflowError, ValueError) as error:  # an integer of over 64 bits
@@ -101,12 +107,9 @@ class Sandbox:
         for child in idle:
             child.close()
 
-    def _take(self, *, is_start: bool = False) -> Confined:
+    def _take(self) -> Confined:
         with self._lock:
-            child = self._idle.pop() if self._idle else Confined(__name__, self._limits)
-        if is_start:
-            child.start()
-        return child
+            return self._idle.pop() if self._idle else Confined(__name__, self._limits)
 
     def _give(self, child: Confined) -> None:
         with self._lock:
@@ -124,7 +127,10 @@ atexit.register(sandbox.close)
 
 def work_on(message: bytes) -> bytes:
     """The child's part."""
-    return _encode(_done(_decode_work(message)))
+    try:
+        return _encode(_done(_decode_work(message)))
+    except RecursionError:  # some texts of JSON that a request may hold go deeper than what is done with them
+        return _encode(Refused("cannot be given what is nested so deep", "request"))
 
 
 def _done(work: Work) -> Result:
