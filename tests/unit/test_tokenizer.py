@@ -4,6 +4,7 @@ import threading
 import time
 from functools import cache
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -171,7 +172,11 @@ def test_whole_words_ignore_merges() -> None:
         ({"tokenizer.ggml.merges": None}, "merges is missing"),
         ({"tokenizer.ggml.merges": ["zz yy"]}, "merges"),
         ({"tokenizer.ggml.merges": ["nospace"]}, "merges"),
+        ({"tokenizer.ggml.merges": np.arange(3)}, "merges is not an array of strings"),
+        ({"tokenizer.ggml.tokens": np.arange(3)}, "tokens is not an array of strings"),
         ({"tokenizer.ggml.token_type": [1]}, "token_type has 1 entries"),
+        ({"tokenizer.ggml.token_type": ["3"] * len(byte_level()["tokenizer.ggml.tokens"])}, "not an array of numbers"),
+        ({"tokenizer.ggml.bos_token_id": "1"}, "bos_token_id is no token's id"),
         ({"tokenizer.ggml.eos_token_id": 10**6}, "eos_token_id is 1000000"),
     ],
 )

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pelton import _core
 from pelton.errors import FormatError, InvalidRequest, UnsupportedModel
@@ -177,23 +178,33 @@ class Tokenizer:
         id = metadata.get(f"tokenizer.ggml.{key}", default)
         if id is None:
             return None
-        if not 0 <= int(id) < self.vocab_size:
+        if not isinstance(id, int):
+            raise FormatError(f"tokenizer.ggml.{key} is no token's id")
+        if not 0 <= id < self.vocab_size:
             raise FormatError(f"tokenizer.ggml.{key} is {id}, but the vocabulary has {self.vocab_size} tokens")
-        return int(id)
+        return id
 
 
-def _array(metadata: Mapping[str, Any], name: str, length: int | None = None, default: int | None = None) -> Any:
-    """The list `tokenizer.ggml.<name>`, of `length` entries; filled with `default` where the file has none."""
-    values = metadata.get(f"tokenizer.ggml.{name}")
-    if values is None and length is not None and default is not None:
-        return [default] * length
+def _array(metadata: Mapping[str, Any], name: str) -> Sequence[Any]:
+    """The list `tokenizer.ggml.<name>`."""
+    values: Any = metadata.get(f"tokenizer.ggml.{name}")
     if values is None:
         raise FormatError(f"tokenizer.ggml.{name} is missing")
     if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
         raise FormatError(f"tokenizer.ggml.{name} is not an array")
-    if length is not None and len(values) != length:
+    found: Sequence[Any] = values
+    return found
+
+
+def _numbers(metadata: Mapping[str, Any], name: str, length: int) -> npt.NDArray[Any]:
+    """The numbers `tokenizer.ggml.<name>`, one for each of `length` tokens."""
+    values = _array(metadata, name)
+    if len(values) != length:
         raise FormatError(f"tokenizer.ggml.{name} has {len(values)} entries, the vocabulary {length}")
-    return values
+    numbers = np.array(values)
+    if length and numbers.dtype.kind not in "iuf":
+        raise FormatError(f"tokenizer.ggml.{name} is not an array of numbers")
+    return numbers
 
 
 def _lone_surrogate(texts: Sequence[str]) -> InvalidRequest:
@@ -204,8 +215,12 @@ def _lone_surrogate(texts: Sequence[str]) -> InvalidRequest:
 def _strings(metadata: Mapping[str, Any], name: str) -> Strings:
     """The strings `tokenizer.ggml.<name>`, as they lie in a file."""
     key = f"tokenizer.ggml.{name}"
-    encoded = metadata.encoded(key) if isinstance(metadata, Metadata) else None
-    return encoded or Strings.of(key, _array(metadata, name))
+    if isinstance(metadata, Metadata) and (encoded := metadata.encoded(key)) is not None:
+        return encoded
+    texts = _array(metadata, name)
+    if not all(isinstance(text, str) for text in texts):
+        raise FormatError(f"{key} is not an array of strings")
+    return Strings.of(key, texts)
 
 
 class _Words:
@@ -218,7 +233,10 @@ class _Words:
         except ValueError as error:
             raise FormatError(f"{tokens.where}{error}") from None
         find, text = self.vocabulary.id_of, self.vocabulary.text
-        self.types = np.array(_array(metadata, "token_type", tokens.count, NORMAL))
+        self.types = np.full(tokens.count, NORMAL)
+        """Of each token."""
+        if metadata.get("tokenizer.ggml.token_type") is not None:
+            self.types = _numbers(metadata, "token_type", tokens.count)
         self.types[[id for name in end_tokens.ALWAYS if (id := find(name)) >= 0]] = CONTROL
         self.control: dict[str, int] = {}
         """Name -> id of the control tokens and of the unknown token."""
@@ -251,7 +269,7 @@ def _build_spm(metadata: Mapping[str, Any], words: _Words) -> _Encode:
         words.vocabulary,
         is_normal=words.types == NORMAL,
         is_byte=words.types == BYTE,
-        scores=np.asarray(_array(metadata, "scores", len(words.vocabulary))),
+        scores=_numbers(metadata, "scores", len(words.vocabulary)).astype(np.float64),
         user_defined=words.user_defined,
         add_space_prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
     ).encode
