@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -155,20 +154,6 @@ def _open_text(path: Path) -> tuple[Checkpoint, Tokenizer]:
     from pelton.text.tokenizer import Tokenizer
 
     opened = checkpoint.open(path)
-    with _no_collections():
-        tokenizer = Tokenizer(opened.metadata)
+    tokenizer = Tokenizer(opened.metadata)
     sandbox.start()
     return opened, tokenizer
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Without the collector, which walks all that is there again and again while a vocabulary's hundreds of thousands
-    of pairs are made, and finds nothing: a tenth of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
