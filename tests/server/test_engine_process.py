@@ -234,6 +234,17 @@ def test_killed_in_the_middle_of_streams_and_started_again(model: Path):
     served(model, body)
 
 
+def test_what_a_service_manager_sends_to_all_processes_ends_no_answer(model: Path):
+    async def body(client: EngineClient) -> None:
+        stream = asyncio.create_task(collect(client, ask("a", 10, 500)))
+        await until(lambda: client.counters.num_running == 1)
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGTERM)
+        assert isinstance((await stream)[-1], Done)
+
+    served(model, body)
+
+
 @pytest.mark.parametrize("is_idle", [False, True])
 def test_one_that_stands_still_counts_as_dead(model: Path, is_idle: bool):
     async def body(client: EngineClient) -> None:

@@ -88,6 +88,7 @@ def test_a_child_that_is_killed_is_started_again_and_at_most_one_is_kept(sandbox
     assert sandbox.do(Check("{{ 1 }}")) == Made()
     assert sandbox._idle == [child]
     assert child._child is not None
+    child._child.send_signal(signal.SIGTERM)  # as service managers do, to all of a service's processes
     child._child.send_signal(signal.SIGSTOP)
     threading.Timer(0.1, child._child.kill).start()
     with pytest.raises(InternalError, match="exit status -9"):

@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -199,6 +200,8 @@ def _watch_peer() -> None:
 
 def main(descriptor: int) -> int:
     """Load and serve. The exit status is 0 only where the client asked to stop."""
+    # Service managers send it to all of a service's processes; this one's end is its client's matter, which may drain.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logs.setup("text", logging.WARNING)
     threading.Thread(target=_watch_peer, name="watch peer", daemon=True).start()
     peer = Peer(descriptor)
