@@ -18,7 +18,7 @@ import openai
 import pytest
 
 from pelton.errors import Unavailable
-from pelton.server import responses_background
+from pelton.server import responses, responses_background
 from pelton.server.responses_store import ResponseStore
 from pelton.server.responses_types import Response
 from tests.server.scripted import ScriptedService, serving
@@ -78,6 +78,17 @@ def test_a_thread_goes_on_without_old_instructions_and_survives_a_restart(servic
             with pytest.raises(openai.BadRequestError) as error:
                 client.responses.create(**ASK, previous_response_id=gone)
             assert (error.value.code, error.value.param) == ("previous_response_not_found", "previous_response_id")
+
+
+def test_an_input_refers_to_no_more_than_may_be_read(client, monkeypatch):
+    made = [client.responses.create(model="scripted", input="x" * 3000) for _ in range(3)]
+    referred = [{"type": "item_reference", "id": each.output[0].id} for each in made]
+    monkeypatch.setattr(responses, "MAX_THREAD", 10_000)
+    client.responses.create(model="scripted", input=referred[:2])
+    with pytest.raises(openai.BadRequestError, match="over 10000 bytes"):
+        client.responses.create(model="scripted", input=referred)
+    with pytest.raises(openai.BadRequestError, match="refers to 257 items"):
+        client.responses.create(model="scripted", input=[{"id": f"msg_{i}"} for i in range(257)])
 
 
 def test_what_is_deleted_is_gone_from_the_disk(service, file):

@@ -5,6 +5,8 @@ for."""
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -24,7 +26,7 @@ from pelton.server.responses_background import Background, Log, Run
 from pelton.server.responses_prompt import items, prompt, response_id
 from pelton.server.responses_reply import ResponseReply, error_body
 from pelton.server.responses_request import ignored, request_of, response_of
-from pelton.server.responses_store import ResponseNotFound, ResponseStore, not_stored
+from pelton.server.responses_store import MAX_THREAD, ResponseNotFound, ResponseStore, not_stored
 from pelton.server.wire import JSON, EventStream, read, read_query, sse, unless_gone
 
 _REFERENCES = (None, "item_reference")
@@ -101,12 +103,7 @@ class Responses:
         there = {each.id: each for each in before}
         given = body.input if isinstance(body.input, list) else []
         referred = {each.id for each in given if each.id and not each.role and each.type in _REFERENCES} - there.keys()
-        if len(referred) > MAX_REFERENCES:
-            message = f"input refers to {len(referred)} items, over {MAX_REFERENCES}: go on with previous_response_id"
-            raise InvalidRequest(message, param="input")
-        for each in referred:
-            if each not in there:
-                there |= await self._items_beside(each)
+        there |= await self._beside(referred)
 
         def find(item: str) -> wire.Item:
             if item not in there:
@@ -121,13 +118,23 @@ class Responses:
             seen.add(item.id)
         return before, own
 
-    async def _items_beside(self, item: str) -> dict[str, wire.Item]:
-        """All items of the response that a stored item belongs to."""
-        try:
-            found = await self._stored.get(response_id(item))
-        except ResponseNotFound:
-            return {}
-        return {each.id: each for each in [*found.input, *found.response.output]}
+    async def _beside(self, ids: Collection[str]) -> dict[str, wire.Item]:
+        """All items of the responses that these stored ones belong to."""
+        if len(ids) > MAX_REFERENCES:
+            message = f"input refers to {len(ids)} items, over {MAX_REFERENCES}: go on with previous_response_id"
+            raise InvalidRequest(message, param="input")
+        found: dict[str, wire.Item] = {}
+        num_bytes = 0
+        for id in ids:
+            if id in found:
+                continue
+            with suppress(ResponseNotFound):
+                stored = await self._stored.get(response_id(id))
+                num_bytes += stored.num_bytes
+                if num_bytes > MAX_THREAD:
+                    raise InvalidRequest(f"input refers to responses of over {MAX_THREAD} bytes", param="input")
+                found |= {each.id: each for each in [*stored.input, *stored.response.output]}
+        return found
 
     async def count(self, http: HTTPRequest) -> Response:
         """POST /v1/responses/input_tokens."""

@@ -19,7 +19,7 @@ from pelton.server.store import Connection, Store
 
 MAX_ROWS = 100_000
 MAX_THREAD = 32 << 20
-"""Bytes of all that is stored of one thread of responses."""
+"""Bytes of all that is stored of one thread of responses, and of those that one input refers to."""
 MAX_TURNS = 10_000
 """Responses of one thread."""
 SLACK = 64
@@ -47,6 +47,7 @@ class Stored(NamedTuple):
     input: list[Item]
     runner: str | None
     """The process that runs it in the background; None: none does."""
+    num_bytes: int
 
 
 class _Output(msgspec.Struct):
@@ -136,18 +137,18 @@ class ResponseStore:
         rows = []
         if self.keeps:
             rows = self.store.read(
-                "SELECT key_id, response, input, runner FROM responses WHERE id = ? AND used_at >= ?",
+                "SELECT key_id, response, input, runner, num_bytes FROM responses WHERE id = ? AND used_at >= ?",
                 (id, time.time() - self._max_age),
             )
         if not rows or not sees(key, rows[0][0]):
             raise ResponseNotFound(f"there is no response {id[:200]!r}, or not any more")
-        _, blob, input_blob, runner = rows[0]
+        _, blob, input_blob, runner, num_bytes = rows[0]
         response = msgspec.json.decode(blob, type=Response)
         if runner is not None and not self._is_alive(runner):
             runner, response = None, _died(response)
             with suppress(Unavailable):  # the next one who asks sees the same
                 await self.update(response)
-        return Stored(response, msgspec.json.decode(input_blob, type=list[Item]), runner)
+        return Stored(response, msgspec.json.decode(input_blob, type=list[Item]), runner, num_bytes)
 
     def _is_alive(self, runner: str) -> bool:
         return self.presence is not None and self.presence.is_alive(runner)
