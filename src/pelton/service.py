@@ -11,8 +11,8 @@ import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
@@ -236,9 +236,12 @@ class Service:
                 raise self._too_long(len(request.prompt_ids), "prompt")
             check_ids(request.prompt_ids, self.vocab_size, "prompt")
             return EncodedPrompt(list(request.prompt_ids))
-        in_context = partial(copy_context().run, self._encode_text, request)
-        async with self._own_templates if request.chat_template is not None else nullcontext():
-            return await asyncio.get_running_loop().run_in_executor(self._threads, in_context)
+        if request.chat_template is not None:
+            await self._own_templates.acquire()
+        making = self._threads.submit(copy_context().run, self._encode_text, request)
+        if request.chat_template is not None:  # until it has ended, not only until nobody waits for it
+            making.add_done_callback(partial(_release, self._own_templates, asyncio.get_running_loop()))
+        return await asyncio.wrap_future(making)
 
     async def generate(self, request: Request) -> AsyncGenerator[TextEvent, None]:
         """Start a request. What is wrong with it is raised by awaiting this; the stream that it gives then ends in
@@ -478,6 +481,11 @@ class Service:
             top_k=max(sampling.top_k, 0),
             top_n_sigma=max(sampling.top_n_sigma, 0.0),
         )
+
+
+def _release(places: asyncio.Semaphore, loop: asyncio.AbstractEventLoop, _: Future[EncodedPrompt]) -> None:
+    with suppress(RuntimeError):  # the loop is closed: nobody waits for a place any more
+        loop.call_soon_threadsafe(places.release)
 
 
 def _for_engine(sampling: SamplingParams) -> SamplingParams:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine
 from contextlib import aclosing
 from functools import cache
@@ -26,7 +27,7 @@ from pelton.request import (
     TextFinish,
     TokenEvent,
 )
-from pelton.service import Service
+from pelton.service import NUM_THREADS, EncodedPrompt, Service
 from pelton.text.tokenizer import Tokenizer
 from tests.unit.scripted_engine import Script, ScriptedEngine, info, saying
 from tests.unit.vocabularies import byte_level
@@ -505,3 +506,34 @@ def test_a_prompt_that_is_prepared_is_made_once_as_long_as_it_is_held(monkeypatc
     run(twice())
     assert len(made) == 2
     assert not own._prepared
+
+
+def test_templates_that_nobody_waits_for_any_more_leave_threads_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over, begun = threading.Event(), threading.Semaphore(0)
+    encode = Service._encode_text
+
+    def slow(self: Service, asked: Request) -> EncodedPrompt:
+        if asked.chat_template is not None:
+            begun.release()
+            assert is_over.wait(20)
+        return encode(self, asked)
+
+    async def main() -> None:
+        served = service(ScriptedEngine(saying(ids("x"))))
+        own = request(messages=CHAT, chat_template="{{ messages[0].content }}")
+        for _ in range(NUM_THREADS // 2):
+            gone = asyncio.ensure_future(served.encode(own))
+            assert await asyncio.to_thread(begun.acquire, timeout=20)
+            gone.cancel()
+            await asyncio.wait([gone])
+        waiting = [asyncio.ensure_future(served.encode(own)) for _ in range(NUM_THREADS)]
+        assert await served.encode(request()) == ids("Hello")
+        assert not begun.acquire(blocking=False)
+        is_over.set()
+        await asyncio.gather(*waiting)
+
+    monkeypatch.setattr(Service, "_encode_text", slow)
+    try:
+        run(main())
+    finally:
+        is_over.set()
