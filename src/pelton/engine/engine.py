@@ -200,7 +200,7 @@ class Engine:
     def _prepare(self, work: Work) -> None:
         """What comes before a step, its drafts among it."""
         self.runner.move(work.moves)
-        self.scheduler.start_fetches()
+        self.scheduler.fetching.start()
         if self._draft_model is not None and work.drafting is not None:
             self._draft_model.run(work, work.drafting)
 

@@ -21,16 +21,18 @@ import math
 from array import array
 from bisect import insort
 from collections.abc import Mapping
+from functools import partial
 
 from pelton.engine.batch import num_drafted
 from pelton.engine.draft_policy import Drafting
 from pelton.engine.fairness import OUTPUT
-from pelton.engine.kv_memory import Fetch, KVMemory, Match, namespace_of
+from pelton.engine.fetching import Fetching
+from pelton.engine.kv_memory import KVMemory, Match, namespace_of
 from pelton.engine.pace import Pace, Shape
 from pelton.engine.plain import PlainRun
 from pelton.engine.sequence import Sequence
 from pelton.engine.speculative import Speculation
-from pelton.engine.tiers import DiskTier, Place
+from pelton.engine.tiers import DiskTier
 from pelton.engine.waiting import WaitingQueue
 from pelton.engine.work import Work
 from pelton.ops.data import BLOCK_TOKENS
@@ -42,10 +44,6 @@ target rests on that."""
 
 MOST_BEHIND = 256
 """Steps after which sequences get what they have drawn, at the latest."""
-
-MAX_FETCHES = 2
-"""How often a sequence waits for the disk. It may have to again: for what others did not ask for, or where memory ran
-out in between."""
 
 
 def _goes_on(sequence: Sequence) -> bool:
@@ -74,7 +72,7 @@ class Scheduler:
     ) -> None:
         self.memory = memory
         self.pace = pace
-        self.tier = tier
+        self.fetching = Fetching(tier, memory, pace)
         self.max_tokens = max_tokens
         self.max_sequences = max_sequences
         self.max_queue = max_queue
@@ -87,7 +85,6 @@ class Scheduler:
         """When the step under way began, on the engine's clock."""
         self.draft_model = None if speculation is None else speculation.model
         self.num_preempted = self.num_swapped = self.num_drafted = self.num_accepted = 0
-        self._to_read: list[tuple[Fetch, list[Place]]] = []
         self._num_mixed = 0
         """Steps with prefill since the last one without."""
         self._steady: Work | None = None
@@ -101,12 +98,12 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Sequences that wait, those that wait for the disk among them."""
-        return len(self.waiting) + len(self.loading)
+        return len(self.waiting) + len(self.fetching.sequences)
 
     @property
     def num_waiting_tokens(self) -> int:
         """Tokens of their prompts."""
-        return self.waiting.num_tokens + sum(sequence.num_prompt for sequence in self.loading)
+        return self.waiting.num_tokens + sum(sequence.num_prompt for sequence in self.fetching.sequences)
 
     def is_full(self, num_tokens: int, priority: int = 0) -> bool:
         """Would a sequence with a prompt of so many tokens exceed the queue? What has idle
@@ -306,52 +303,17 @@ class Scheduler:
             match = self._make_room(work, sequence)
             if match is None:
                 break
-            if self._fetch(sequence, match):
+            if length := self.fetching.begin(sequence, match, partial(self._fits, sequence, match)):
+                self.waiting.admit(sequence, sequence.num_new - length)
                 continue
             self.waiting.admit(sequence, sequence.num_new - match.length)
             self.memory.attach(sequence, match)
             self._run(sequence)
 
-    def _fetch(self, sequence: Sequence, match: Match) -> bool:
-        """Let a sequence wait for what the disk has of its beginning, where that is faster than computing it."""
-        if self.tier is None or sequence.saved is not None or sequence.num_fetches == MAX_FETCHES:
-            return False
-        namespace, start = namespace_of(sequence), match.length // BLOCK_TOKENS
-        stop = self.memory.limit(sequence) // BLOCK_TOKENS
-        places = self.tier.find(namespace, sequence.tokens, start, stop)
-        length = (start + len(places)) * BLOCK_TOKENS
-        saved = self.pace.chunk_seconds(match.length, length - match.length) if length > match.length else 0.0
-        if self.tier.seconds(places) >= saved or not self._fits(sequence, match, length):
-            return False
-        known = (fetch for fetch in self.memory.fetches if fetch.namespace == namespace and fetch.start == start)
-        first = sequence.tokens[: (start + 1) * BLOCK_TOKENS]
-        fetch = next((fetch for fetch in known if fetch.tokens[: len(first)] == first), None)
-        if fetch is None:
-            fetch = self.memory.set_aside(sequence, match, start + len(places))
-            self._to_read.append((fetch, places))
-        self.waiting.admit(sequence, sequence.num_new - length)
-        sequence.num_fetches += 1
-        sequence.state = "loading"
-        fetch.sequences.append(sequence)
-        return True
-
-    def start_fetches(self) -> None:
-        """Begin to read from the disk, once the moves of `schedule` are made: what they copy may lie in blocks that
-        are read into."""
-        while self.tier is not None and self._to_read:
-            self.tier.fetch(*self._to_read.pop(0))
-
-    @property
-    def loading(self) -> list[Sequence]:
-        """Sequences that wait for the disk."""
-        return [sequence for fetch in self.memory.fetches for sequence in fetch.sequences]
-
     def take_fetched(self) -> None:
         """Let sequences go on whose beginnings have come from the disk."""
-        for fetch, num_blocks in () if self.tier is None else self.tier.take():
-            self.memory.take_in(fetch, num_blocks)
-            for sequence in fetch.sequences:
-                self._wait_again(sequence)
+        for sequence in self.fetching.take():
+            self._wait_again(sequence)
 
     def _make_room(self, work: Work, sequence: Sequence) -> Match | None:
         """What the cache has for a sequence that fits now, running ones of a worse priority displaced if need be; None
@@ -474,10 +436,11 @@ class Scheduler:
 
     def _offer(self, sequence: Sequence) -> None:
         """Have a prompt that is complete kept on disk. A text that is embedded hardly begins another one."""
-        if self.tier is not None and sequence.node is not None and sequence.group.pool is None:
+        tier = self.fetching.tier
+        if tier is not None and sequence.node is not None and sequence.group.pool is None:
             tokens = sequence.tokens[: sequence.node.depth * BLOCK_TOKENS]
             num_shared = sequence.node.depth if sequence.group.request.pin_ttl else sequence.num_cached // BLOCK_TOKENS
-            self.tier.offer(namespace_of(sequence), tokens, sequence.node, num_shared)
+            tier.offer(namespace_of(sequence), tokens, sequence.node, num_shared)
 
     def _fork(self, sequence: Sequence) -> None:
         children, sequence.children = sequence.children, []
@@ -532,12 +495,7 @@ class Scheduler:
                 self._wait_again(heir)
             self.memory.forget_saved(sequence)
         elif sequence.state == "loading":
-            fetch = next(fetch for fetch in self.memory.fetches if sequence in fetch.sequences)
-            fetch.sequences.remove(sequence)
-            if sequence.children:
-                heir = self._promote(sequence)
-                heir.state = "loading"
-                fetch.sequences.append(heir)
+            self.fetching.leave(sequence, self._promote(sequence) if sequence.children else None)
         elif sequence.state == "compiling":
             if sequence.children:
                 self._promote(sequence).state = "compiling"
@@ -565,6 +523,6 @@ class Scheduler:
     def check(self) -> None:
         """Raise `InternalError` unless every block is accounted for."""
         self.settle()
-        self.memory.check([*self.running, *self.waiting, *self.loading])
+        self.memory.check([*self.running, *self.waiting, *self.fetching.sequences])
         if self.draft_model is not None:
             self.draft_model.shadows.check(self.running)
