@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import threading
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pelton.errors import InvalidRequest, UnsupportedModel
+from pelton.formats import gguf
 from pelton.request import Message
-from pelton.text.chat import ChatTemplate
+from pelton.text.chat import ChatTemplate, with_template
 from pelton.text.disguise import Prompt
 from pelton.text.messages import probe
 from pelton.text.template import Template
@@ -395,3 +397,15 @@ def test_rendering_in_several_threads() -> None:
 def test_hostile_templates_reach_nothing(source: str) -> None:
     with pytest.raises(InvalidRequest, match="chat template"):
         Template(source).run(messages=[{"role": "user", "content": "hi"}])
+
+
+def test_another_template_takes_a_files_place_and_its_vocabulary_is_not_decoded_for_that(tmp_path: Path) -> None:
+    templates = {"tokenizer.chat_template": "{{ 1 }}", "tokenizer.chat_template.tool_use": "{{ 2 }}"}
+    gguf.write(tmp_path / "m.gguf", byte_level() | templates, [])
+    (part,) = gguf.read(tmp_path / "m.gguf")
+    changed = with_template(part.metadata, "{{ 3 }}")
+    assert changed["tokenizer.chat_template"] == "{{ 3 }}"
+    assert changed.keys() == part.metadata.keys() - {"tokenizer.chat_template.tool_use"}
+    assert isinstance(changed, gguf.Metadata)
+    assert changed.encoded("tokenizer.ggml.tokens") is part.metadata.encoded("tokenizer.ggml.tokens")
+    assert with_template(templates, "{{ 3 }}") == {"tokenizer.chat_template": "{{ 3 }}"}

@@ -83,6 +83,12 @@ class Metadata(Mapping[str, "Value"]):
         """The strings of `key` as the file has them; None where it has no array of strings."""
         return self._encoded.get(key)
 
+    def changed(self, without: Iterable[str], values: Mapping[str, Value]) -> Metadata:
+        """The same with other values, and without some keys. Nothing is decoded for that."""
+        dropped = frozenset(without)
+        kept = {key: value for key, value in (self._values | self._encoded).items() if key not in dropped}
+        return Metadata({**kept, **values})
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 

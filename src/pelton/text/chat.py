@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pelton.errors import InvalidRequest
+from pelton.formats.gguf import Metadata
 from pelton.request import Message
 from pelton.text.disguise import Disguise, Prompt, private_characters, strings
 from pelton.text.messages import Shape, plain_message, probe
@@ -132,10 +133,12 @@ class ChatTemplate:
             )
 
 
-def with_template(metadata: Mapping[str, Any], source: str) -> dict[str, Any]:
+def with_template(metadata: Mapping[str, Any], source: str) -> Mapping[str, Any]:
     """A file's metadata with another template, which is also that for tools."""
-    rest = {key: value for key, value in metadata.items() if not key.startswith("tokenizer.chat_template")}
-    return {**rest, "tokenizer.chat_template": source}
+    templates = [key for key in metadata if key.startswith("tokenizer.chat_template")]
+    if isinstance(metadata, Metadata):
+        return metadata.changed(templates, {"tokenizer.chat_template": source})
+    return {key: metadata[key] for key in metadata if key not in templates} | {"tokenizer.chat_template": source}
 
 
 def _check_unicode(text: str) -> None:
