@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pelton.errors import InvalidRequest, UnsupportedModel
+from pelton.errors import FormatError, InvalidRequest, UnsupportedModel
 from pelton.formats import gguf
 from pelton.request import Message
 from pelton.text.chat import ChatTemplate, with_template
@@ -409,3 +409,11 @@ def test_another_template_takes_a_files_place_and_its_vocabulary_is_not_decoded_
     assert isinstance(changed, gguf.Metadata)
     assert changed.encoded("tokenizer.ggml.tokens") is part.metadata.encoded("tokenizer.ggml.tokens")
     assert with_template(templates, "{{ 3 }}") == {"tokenizer.chat_template": "{{ 3 }}"}
+
+
+@pytest.mark.parametrize("key", ["tokenizer.chat_template", "tokenizer.chat_template.tool_use"])
+def test_a_template_that_is_no_text_is_named(key: str) -> None:
+    metadata = byte_level() | {"tokenizer.chat_template": "{{ 1 }}", "tokenizer.ggml.padding_token_id": "x"}
+    ChatTemplate.from_metadata(metadata, Tokenizer(metadata))
+    with pytest.raises(FormatError, match=r"tokenizer\.chat_template is not a string"):
+        ChatTemplate.from_metadata(metadata | {key: ["{{ 1 }}"]}, Tokenizer(metadata))

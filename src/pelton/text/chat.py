@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pelton.errors import InvalidRequest
+from pelton.errors import FormatError, InvalidRequest
 from pelton.formats.gguf import Metadata
 from pelton.request import Message
 from pelton.text.disguise import Disguise, Prompt, private_characters, strings
@@ -65,14 +65,15 @@ class ChatTemplate:
                     "this model has no chat template: it completes text; use completions", param="messages"
                 )
             source = CHATML
+        tool_source = metadata.get("tokenizer.chat_template.tool_use")
+        if not isinstance(source, str) or not isinstance(tool_source, str | None):
+            raise FormatError("tokenizer.chat_template is not a string")
         special = {}
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
             id = metadata.get(f"tokenizer.ggml.{key}_token_id")
-            if id is not None and 0 <= id < tokenizer.vocab_size:
+            if isinstance(id, int) and 0 <= id < tokenizer.vocab_size:
                 special[f"{name}_token"] = tokenizer.token_text(id)
-        return cls(
-            source, tokenizer, tool_source=metadata.get("tokenizer.chat_template.tool_use"), special=special, name=name
-        )
+        return cls(source, tokenizer, tool_source=tool_source, special=special, name=name)
 
     def source(self, *, has_tools: bool) -> str:
         """The template that is used."""
