@@ -417,3 +417,12 @@ def test_a_template_that_is_no_text_is_named(key: str) -> None:
     ChatTemplate.from_metadata(metadata, Tokenizer(metadata))
     with pytest.raises(FormatError, match=r"tokenizer\.chat_template is not a string"):
         ChatTemplate.from_metadata(metadata | {key: ["{{ 1 }}"]}, Tokenizer(metadata))
+
+
+def test_errors_call_a_template_by_its_name() -> None:
+    metadata = byte_level() | {"tokenizer.chat_template": "{% if %}"}
+    for name in ("the model's chat template", "the request's chat template"):
+        with pytest.raises(UnsupportedModel, match=f"^{name} cannot be read"):
+            ChatTemplate.from_metadata(metadata, Tokenizer(metadata), name=name).render(
+                [Message(role="user", content="x")]
+            )

@@ -69,10 +69,10 @@ class ChatTemplate:
         if not isinstance(source, str) or not isinstance(tool_source, str | None):
             raise FormatError("tokenizer.chat_template is not a string")
         special = {}
-        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        for token, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
             id = metadata.get(f"tokenizer.ggml.{key}_token_id")
             if isinstance(id, int) and 0 <= id < tokenizer.vocab_size:
-                special[f"{name}_token"] = tokenizer.token_text(id)
+                special[f"{token}_token"] = tokenizer.token_text(id)
         return cls(source, tokenizer, tool_source=tool_source, special=special, name=name)
 
     def source(self, *, has_tools: bool) -> str:
