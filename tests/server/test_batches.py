@@ -268,6 +268,21 @@ def test_so_many_batches_are_known_and_no_more(client, service, monkeypatch):
     assert wait(client, running.id).status == "completed"
 
 
+def test_a_row_that_cannot_be_read_ends_not_all_batches_for_ever(client, store, caplog):
+    def change(statement: str) -> None:
+        with contextlib.closing(sqlite3.connect(store)) as connection, connection:
+            connection.execute(statement)
+
+    change(
+        "INSERT INTO batches (id, owner, status, is_open, input_file_id, output_id, error_id, document)"
+        " VALUES ('batch_0', '', 'validating', 1, 'i', 'o', 'e', CAST('{}' AS BLOB))"
+    )
+    made = begin(client, GOOD)
+    until(lambda: any("cannot be looked after" in record.message for record in caplog.records))
+    change("DELETE FROM batches WHERE id = 'batch_0'")
+    assert wait(client, made.id).status == "completed"
+
+
 def test_a_batch_is_cancelled_and_keeps_what_is_done(client, service):
     made = begin(client, *(line(str(i)) for i in range(8)))
     wait(client, made.id)

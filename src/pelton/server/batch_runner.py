@@ -92,8 +92,9 @@ class BatchRunner:
                 if not self._is_draining() and _is_mine(lock):
                     try:
                         await self._look()
-                    except (PeltonError, OSError) as error:
-                        log.error("batches cannot be looked after now: %s", error)
+                    except Exception as error:  # whatever it is: others may go on once it has passed
+                        is_known = isinstance(error, (PeltonError, OSError))
+                        log.error("batches cannot be looked after now: %s", error, exc_info=not is_known)
                 try:
                     async with asyncio.timeout(LOOK_SECONDS):
                         await self._woken.wait()
