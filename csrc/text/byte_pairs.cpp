@@ -5,14 +5,10 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "text/utf8.h"
+
 namespace pelton {
 namespace {
-
-// Bytes of the UTF-8 character that begins so.
-size_t character_size(char first) {
-    const int ones = std::countl_one(static_cast<uint8_t>(first));
-    return ones == 0 ? 1 : static_cast<size_t>(ones);
-}
 
 // Walks over a text once, from one border of a word to the next.
 class Borders {

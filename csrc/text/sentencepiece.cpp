@@ -1,20 +1,12 @@
 #include "text/sentencepiece.h"
 
 #include <algorithm>
-#include <bit>
 #include <queue>
 #include <tuple>
 
+#include "text/utf8.h"
+
 namespace pelton {
-namespace {
-
-// Bytes of the UTF-8 character that begins so.
-size_t character_size(char first) {
-    const int ones = std::countl_one(static_cast<uint8_t>(first));
-    return ones == 0 ? 1 : static_cast<size_t>(ones);
-}
-
-}  // namespace
 
 // A stretch of the text: a token, or (id < 0) a character that is none. Symbols form a list by their numbers.
 struct SentencePiece::Symbol {
