@@ -75,6 +75,24 @@ def test_load_get_and_close(tmp_path: Path, model: str) -> None:
     assert (str(only.arguments[0]), only.arguments[1].threads, only.arguments[2]) == (model, 3, True)
 
 
+def test_a_model_that_does_not_end_well_keeps_no_other_from_it(
+    tmp_path: Path, model: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def failing() -> None:
+        raise OSError("no more")
+
+    async def use() -> None:
+        models = make(tmp_path)
+        for name in ("a", "b"):
+            await models.load(model, name=name)
+        Client.made[0].close = failing  # type: ignore[method-assign]
+        await models.close()
+
+    run(use())
+    assert Client.made[1].is_closed
+    assert [record.message for record in caplog.records] == ["a model did not end well"]
+
+
 def test_two_loads_at_once_are_one(tmp_path: Path, model: str) -> None:
     async def use() -> None:
         models = make(tmp_path)

@@ -161,10 +161,12 @@ class Pool(StoreVerbs):
         for hold in holds:
             _stop_timer(hold)
             hold.task.cancel()
-        for result in await asyncio.gather(*(hold.task for hold in holds), return_exceptions=True):
-            if not isinstance(result, BaseException):
-                await result.close()
-        await asyncio.gather(*(hold.closing for hold in holds if hold.closing is not None), return_exceptions=True)
+        loads = await asyncio.gather(*(hold.task for hold in holds), return_exceptions=True)
+        closing = [each.close() for each in loads if not isinstance(each, BaseException)]
+        leaving = [hold.closing for hold in holds if hold.closing is not None]
+        for error in await asyncio.gather(*closing, *leaving, return_exceptions=True):
+            if isinstance(error, Exception):  # of one model, while others are to end as well
+                log.error("a model did not end well", exc_info=error)
 
     # names
 
