@@ -319,7 +319,7 @@ def test_a_batch_expires_and_says_which_requests_were_lost(client, service, stor
 def test_a_batch_that_expires_ends_without_its_input_too(client, service, store):
     service.is_shut = True
     made = begin(client, GOOD)
-    wait(client, made.id, lambda batch: batch.status == "in_progress")
+    until(lambda: service.num_begun)  # the input is open by then
     (store.with_suffix(".files") / made.input_file_id).unlink()
     expire_all(store)
     assert wait(client, made.id).status == "expired"
