@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -87,6 +86,7 @@ class Answer:
         self._prompt = prompt
         self._engine = service.engine
         self._tokenizer = service.tokenizer
+        self._find_faults = service.faults
         self._request = request
         self._asked = asked
         self._wants_logprobs = sampling.logprobs is not None
@@ -212,7 +212,7 @@ class Answer:
         if not enforced.has_schemas:
             return ()
         calls = [(name, "".join(text)) for name, text in choice.calls]
-        faults = await asyncio.to_thread(enforced.faults, "".join(choice.said), calls)
+        faults = await self._find_faults(enforced, "".join(choice.said), calls)
         if faults and enforced.is_strict and not self._unenforced:
             log.error("an answer under a grammar does not fulfil its schema: request %s", self._request.id)
         return tuple(faults)

@@ -44,7 +44,7 @@ from pelton.request import (
 )
 from pelton.text.chat import ChatTemplate, with_template
 from pelton.text.disguise import strings
-from pelton.text.enforcement import enforcement_of
+from pelton.text.enforcement import Enforcement, enforcement_of
 from pelton.text.infill import File, Infill
 from pelton.text.output import Format
 from pelton.text.prompt_logprobs import AskedPrompt
@@ -68,6 +68,8 @@ MAX_GRAMMAR = 128 << 10
 
 NUM_THREADS = 4
 """In which a model's prompts are made."""
+NUM_CHECKS = 2
+"""In which a model's answers are checked against their schemas."""
 MAX_TEMPLATE = 64 << 10
 """Characters of a request's own chat template."""
 
@@ -162,6 +164,8 @@ class Service:
         """Where prompts are made. A template that takes all the time that it may keeps this model's waiting alone."""
         self._own_templates = asyncio.Semaphore(NUM_THREADS // 2)
         """For requests that bring a template, which leave threads to others."""
+        self._checks = ThreadPoolExecutor(NUM_CHECKS, thread_name_prefix="pelton check")
+        """Where answers are checked. A schema that takes all the time that it may keeps this model's alone waiting."""
         self._prepared: WeakValueDictionary[str, EncodedPrompt] = WeakValueDictionary()
         """By their requests' ids: what `generate` need not make again."""
 
@@ -341,6 +345,10 @@ class Service:
     def unpin(self, request_id: str) -> None:
         """Pin the prompt of that request no longer."""
         self.engine.unpin(request_id)
+
+    async def faults(self, enforced: Enforcement, text: str, calls: list[tuple[str, str]]) -> list[str]:
+        """What a finished answer does not fulfil: `Enforcement.faults`."""
+        return await asyncio.get_running_loop().run_in_executor(self._checks, enforced.faults, text, calls)
 
     def as_meant(self, request: Request) -> Request:
         """The request with what the model's name brings along."""

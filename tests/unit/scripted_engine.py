@@ -49,6 +49,7 @@ class ScriptedEngine:
     is_closed: bool = False
     pid: int | None = None
     trouble: Exception | None = None
+    has_vocabulary: bool = True
 
     async def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
         self.requests.append(request)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from pelton.request import (
     ErrorEvent,
     Event,
     Finish,
+    Grammar,
     Message,
     ProcessorCall,
     Request,
@@ -28,6 +30,7 @@ from pelton.request import (
     TokenEvent,
 )
 from pelton.service import NUM_THREADS, EncodedPrompt, Service
+from pelton.text.enforcement import Enforcement
 from pelton.text.tokenizer import Tokenizer
 from tests.unit.scripted_engine import Script, ScriptedEngine, info, saying
 from tests.unit.vocabularies import byte_level
@@ -535,5 +538,31 @@ def test_templates_that_nobody_waits_for_any_more_leave_threads_to_others(monkey
     monkeypatch.setattr(Service, "_encode_text", slow)
     try:
         run(main())
+    finally:
+        is_over.set()
+
+
+def test_a_slow_check_of_an_answer_leaves_the_process_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over, begun = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> list[str]:
+        begun.set()
+        assert is_over.wait(20)
+        return ["it is late"]
+
+    async def main() -> tuple[str, ...]:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        asked = request(grammar=Grammar(kind="json_schema", text="{}", param="response_format"))
+        events = await service(ScriptedEngine(saying(ids("[]")))).generate(asked)
+        answered = asyncio.ensure_future(anext(event async for event in events if isinstance(event, TextFinish)))
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: 1), 5) == 1
+        is_over.set()
+        return (await answered).warnings
+
+    monkeypatch.setattr(Enforcement, "faults", slow)
+    try:
+        assert run(main()) == ("it is late",)
     finally:
         is_over.set()
