@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pelton.errors import InternalError
 from pelton.request import (
@@ -23,6 +24,8 @@ from pelton.request import (
     ToolCallEnd,
     Usage,
 )
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -153,3 +156,14 @@ def summed(a: Usage, b: Usage) -> Usage:
         cached_tokens=a.cached_tokens + b.cached_tokens,
         reasoning_tokens=a.reasoning_tokens + b.reasoning_tokens,
     )
+
+
+async def all_of(answers: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What all give, side by side. The first failure ends the others, and is raised when they have ended."""
+    tasks = [asyncio.create_task(answer) for answer in answers]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

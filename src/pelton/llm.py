@@ -19,7 +19,7 @@ import msgspec
 
 from pelton import config, structured
 from pelton.errors import InvalidRequest, Unavailable
-from pelton.folding import Choice, embedded_of
+from pelton.folding import Choice, all_of, embedded_of
 from pelton.pool import Pool
 from pelton.progress.display import Display
 from pelton.request import (
@@ -290,13 +290,7 @@ class LLM:
             tick(usage.completion_tokens)
             return result
 
-        tasks = [asyncio.create_task(answer(request)) for request in requests]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return await all_of(answer(request) for request in requests)
 
 
 def _end(pid: int, pool: Pool, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:

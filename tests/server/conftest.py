@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+import openai
 import pytest
 
-from tests.server.scripted import ScriptedService, serving
+from tests.server.scripted import ScriptedService, client_of, serving
 
 
 @pytest.fixture
@@ -18,3 +20,14 @@ def service() -> ScriptedService:
 def url(service: ScriptedService) -> Iterator[str]:
     with serving(service, max_body=100_000) as address:
         yield address
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "server.sqlite"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with client_of(url) as each:
+        yield each

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+import openai
 import uvicorn
 
 from pelton.checks import check_range
@@ -353,3 +354,7 @@ def serving_pool(pool: Pool, **settings: object) -> Iterator[str]:
         thread.join()
         listener.close()
         app.close()
+
+
+def client_of(url: str, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)

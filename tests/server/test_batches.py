@@ -21,7 +21,7 @@ from pelton.server import batch_store
 from pelton.server.keys import KeyStore
 from pelton.server.ledger import used
 from pelton.server.store import Store
-from tests.server.scripted import ScriptedPool, ScriptedService, serving, serving_pool
+from tests.server.scripted import ScriptedPool, ScriptedService, client_of, serving, serving_pool
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -56,24 +56,9 @@ def service() -> GatedService:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "server.sqlite"
-
-
-@pytest.fixture
 def url(store: Path, service: GatedService) -> Iterator[str]:
     with serving(service, store=str(store), max_body=2000, max_batch_lines=20) as address:
         yield address
-
-
-def client_of(url: str, key: str = "none") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[openai.OpenAI]:
-    with client_of(url) as each:
-        yield each
 
 
 def line(id: str, url: str = CHAT, **body: object) -> bytes:

@@ -15,14 +15,9 @@ import pytest
 
 from pelton.server.keys import KeyStore
 from pelton.server.store import Store
-from tests.server.scripted import ScriptedService, serving
+from tests.server.scripted import ScriptedService, client_of, serving
 
 HOUR = {"anchor": "created_at", "seconds": 3600}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "server.sqlite"
 
 
 @pytest.fixture
@@ -34,16 +29,6 @@ def folder(store: Path) -> Path:
 def url(store: Path, service: ScriptedService) -> Iterator[str]:
     with serving(service, store=str(store), max_file=300_000, max_files=4, max_files_size=500_000) as address:
         yield address
-
-
-def client_of(url: str, key: str = "none") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[openai.OpenAI]:
-    with client_of(url) as each:
-        yield each
 
 
 def test_a_file_is_kept_shown_read_and_deleted(client, folder):

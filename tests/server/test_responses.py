@@ -35,24 +35,9 @@ CALLS = (
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "server.sqlite"
-
-
-@pytest.fixture
-def url(service: ScriptedService, file: Path) -> Iterator[str]:
-    with serving(service, store=str(file)) as address:
+def url(service: ScriptedService, store: Path) -> Iterator[str]:
+    with serving(service, store=str(store)) as address:
         yield address
-
-
-def client_of(url: str, key: str = "none") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[openai.OpenAI]:
-    with client_of(url) as each:
-        yield each
 
 
 def refused(url: str, **fields: object) -> dict[str, object]:

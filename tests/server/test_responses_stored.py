@@ -21,30 +21,15 @@ from pelton.errors import Unavailable
 from pelton.server import responses, responses_background
 from pelton.server.responses_store import ResponseStore
 from pelton.server.responses_types import Response
-from tests.server.scripted import ScriptedService, serving
+from tests.server.scripted import ScriptedService, client_of, serving
 
 ASK = {"model": "scripted", "input": "Hi"}
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "server.sqlite"
-
-
-@pytest.fixture
-def url(service: ScriptedService, file: Path) -> Iterator[str]:
-    with serving(service, store=str(file)) as address:
+def url(service: ScriptedService, store: Path) -> Iterator[str]:
+    with serving(service, store=str(store)) as address:
         yield address
-
-
-def client_of(url: str, key: str = "none") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[openai.OpenAI]:
-    with client_of(url) as each:
-        yield each
 
 
 def waited(client: openai.OpenAI, id: str, *, until: tuple[str, ...]) -> openai.types.responses.Response:
@@ -55,10 +40,10 @@ def waited(client: openai.OpenAI, id: str, *, until: tuple[str, ...]) -> openai.
     return response
 
 
-def test_a_thread_goes_on_without_old_instructions_and_survives_a_restart(service, file):
-    with serving(service, store=str(file)) as url, client_of(url) as client:
+def test_a_thread_goes_on_without_old_instructions_and_survives_a_restart(service, store):
+    with serving(service, store=str(store)) as url, client_of(url) as client:
         first = client.responses.create(**ASK, instructions="Be kind.")
-    with serving(service, store=str(file)) as url, client_of(url) as client:
+    with serving(service, store=str(store)) as url, client_of(url) as client:
         second = client.responses.create(model="scripted", input="More", previous_response_id=first.id)
         said = [(each.role, each.content) for each in service.requests[-1].messages]
         assert said == [("user", "Hi"), ("assistant", "Hello 🦙"), ("user", "More")]
@@ -91,10 +76,10 @@ def test_an_input_refers_to_no_more_than_may_be_read(client, monkeypatch):
         client.responses.create(model="scripted", input=[{"id": f"msg_{i}"} for i in range(257)])
 
 
-def test_what_is_deleted_is_gone_from_the_disk(service, file):
-    with serving(service, store=str(file)) as url, client_of(url) as client:
+def test_what_is_deleted_is_gone_from_the_disk(service, store):
+    with serving(service, store=str(store)) as url, client_of(url) as client:
         made = client.responses.create(model="scripted", input="a secret of mine " * 50)
-        files = [file, Path(f"{file}-wal")]
+        files = [store, Path(f"{store}-wal")]
         assert any(b"a secret of mine" in each.read_bytes() for each in files)
         client.responses.delete(made.id)
         assert not any(b"a secret of mine" in each.read_bytes() for each in files if each.exists())
@@ -168,12 +153,12 @@ def test_who_cancels_twice_takes_no_end_away(client, service, monkeypatch):
     assert list(client.responses.retrieve(made.id, stream=True))[-1].type == "response.failed"
 
 
-def test_background_responses_end_with_their_server(service, file):
+def test_background_responses_end_with_their_server(service, store):
     service.hang_after = 1
-    with serving(service, store=str(file)) as url, client_of(url) as client:
+    with serving(service, store=str(store)) as url, client_of(url) as client:
         made = client.responses.create(**ASK, background=True)
         waited(client, made.id, until=("in_progress",))
-    with serving(service, store=str(file)) as url, client_of(url) as client:
+    with serving(service, store=str(store)) as url, client_of(url) as client:
         failed = client.responses.retrieve(made.id)
         assert (failed.status, failed.output_text) == ("failed", "Hel")
         assert "the server ended" in failed.error.message
@@ -187,11 +172,11 @@ def test_a_model_that_takes_long_is_not_waited_for(client, service, monkeypatch)
     assert failed.error.message == "no engine"
 
 
-def test_a_key_sees_its_own(service, file, tmp_path):
+def test_a_key_sees_its_own(service, store, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("ada secret-a\nbob secret-b\n")
     with (
-        serving(service, store=str(file), api_key_file=str(keys)) as url,
+        serving(service, store=str(store), api_key_file=str(keys)) as url,
         client_of(url, "secret-a") as ada,
         client_of(url, "secret-b") as bob,
     ):
@@ -203,12 +188,12 @@ def test_a_key_sees_its_own(service, file, tmp_path):
                 act(made.id)
         with pytest.raises(openai.BadRequestError):
             theirs.create(**ASK, previous_response_id=made.id)
-    with serving(service, store=str(file)) as url, client_of(url) as anyone:
+    with serving(service, store=str(store)) as url, client_of(url) as anyone:
         assert anyone.responses.retrieve(made.id).id == made.id
 
 
-def test_stores_are_bounded(service, file):
-    with serving(service, store=str(file), responses_size=5000) as url, client_of(url) as client:
+def test_stores_are_bounded(service, store):
+    with serving(service, store=str(store), responses_size=5000) as url, client_of(url) as client:
         ids = [client.responses.create(**ASK).id for _ in range(7)]
         kept = [id for id in ids if httpx.get(f"{url}/v1/responses/{id}").status_code == 200]
         assert kept == ids[-len(kept) :]
@@ -216,7 +201,7 @@ def test_stores_are_bounded(service, file):
         made = client.responses.create(model="scripted", input="x" * 9000)
         assert made.model_extra["store"] is False
         assert "could not be stored" in made.model_extra["warnings"][0]
-    with serving(service, store=str(file), responses_max_age=0.01) as url, client_of(url) as client:
+    with serving(service, store=str(store), responses_max_age=0.01) as url, client_of(url) as client:
         time.sleep(0.02)
         client.responses.create(**ASK)
         assert httpx.get(f"{url}/v1/responses/{kept[-1]}").status_code == 404
@@ -234,10 +219,10 @@ def test_without_a_store_answers_say_so(service):
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "background")
 
 
-def test_a_full_disk_loses_no_answer(service, file):
-    with serving(service, store=str(file)) as url, client_of(url) as client:
+def test_a_full_disk_loses_no_answer(service, store):
+    with serving(service, store=str(store)) as url, client_of(url) as client:
         assert client.responses.create(**ASK).model_extra["store"] is True
-        fill(file)
+        fill(store)
         for is_stream in (False, True):
             made = client.responses.create(**ASK, stream=is_stream)
             made = list(made)[-1].response if is_stream else made
@@ -246,23 +231,23 @@ def test_a_full_disk_loses_no_answer(service, file):
         assert httpx.post(f"{url}/v1/responses", json={**ASK, "background": True}).status_code == 503
 
 
-def test_nor_does_it_lose_one_in_the_background(client, service, file):
+def test_nor_does_it_lose_one_in_the_background(client, service, store):
     service.delay = 0.1
     made = client.responses.create(**ASK, background=True)
-    fill(file)
+    fill(store)
     done = waited(client, made.id, until=("completed",))
     assert (done.output_text, done.model_extra["store"]) == ("Hello 🦙", False)
-    change(file, "DROP TRIGGER no_insert", "DROP TRIGGER no_update")
+    change(store, "DROP TRIGGER no_insert", "DROP TRIGGER no_update")
     assert client.responses.retrieve(made.id).model_extra["store"] is True
 
 
-def fill(file: Path) -> None:
+def fill(store: Path) -> None:
     """Nothing can be written to the table any more."""
     says = "ON responses BEGIN SELECT raise(abort, 'disk is full'); END"
-    change(file, f"CREATE TRIGGER no_insert BEFORE INSERT {says}", f"CREATE TRIGGER no_update BEFORE UPDATE {says}")
+    change(store, f"CREATE TRIGGER no_insert BEFORE INSERT {says}", f"CREATE TRIGGER no_update BEFORE UPDATE {says}")
 
 
-def change(file: Path, *statements: str) -> None:
-    with closing(sqlite3.connect(file)) as connection:
+def change(store: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(store)) as connection:
         for statement in statements:
             connection.execute(statement)

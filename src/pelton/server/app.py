@@ -84,7 +84,12 @@ class App:
             exception_handlers={PeltonError: self._on_error, HTTPException: self._on_http, Exception: self._on_bug},
             lifespan=self._running,
         )
-        self.guard = Guard(
+        self.guard = self._guarded(inner, bounds, config)
+        if self._store is not None and kept is not None:
+            self._runner = self._open_runner(self._store, kept, inner, models, config)
+
+    def _guarded(self, inner: Starlette, bounds: Bounds, config: ServerConfig) -> Guard:
+        return Guard(
             inner,
             keys=self.keys,
             store=self._store,
@@ -97,18 +102,21 @@ class App:
             max_headers=config.max_headers,
             is_strict=config.strict_params,
         )
-        if self._store is not None and kept is not None:
-            self._metrics.count_batches = kept.counts
-            self._runner = BatchRunner(
-                self._store,
-                kept,
-                inside=Inside(inner),
-                keys=self.keys,
-                models=models,
-                config=config,
-                is_draining=lambda: self.guard.is_draining,
-                count=self._metrics.count_batch_request,
-            )
+
+    def _open_runner(
+        self, store: Store, kept: BatchStore, inner: Starlette, models: Models, config: ServerConfig
+    ) -> BatchRunner:
+        self._metrics.count_batches = kept.counts
+        return BatchRunner(
+            store,
+            kept,
+            inside=Inside(inner),
+            keys=self.keys,
+            models=models,
+            config=config,
+            is_draining=lambda: self.guard.is_draining,
+            count=self._metrics.count_batch_request,
+        )
 
     def _wake(self) -> None:
         if self._runner is not None:

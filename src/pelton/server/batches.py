@@ -11,8 +11,8 @@ from pelton.errors import NotFound
 from pelton.server.batch_store import BatchStore
 from pelton.server.batch_types import Batch, BatchQuery, BatchRequest
 from pelton.server.context import current
-from pelton.server.file_types import Page, page
 from pelton.server.openai_account import check_metadata
+from pelton.server.openai_pages import Page, page
 from pelton.server.operation import Operation, get, post
 from pelton.server.wire import JSON, read, read_query
 

@@ -13,7 +13,7 @@ from starlette.requests import Request as HTTPRequest
 
 from pelton.checks import MAX_INPUTS
 from pelton.errors import InvalidRequest, Overloaded
-from pelton.folding import Embedded, embedded_of, summed
+from pelton.folding import Embedded, all_of, embedded_of, summed
 from pelton.request import Request, TextEvent, Usage
 from pelton.server.models import Models
 from pelton.server.wire import unless_gone
@@ -107,10 +107,4 @@ async def _all(models: Models, service: Service, requests: Sequence[Request]) ->
                     raise
                 await asyncio.sleep(error.retry_after or 1.0)  # some are done: the others wait for their room
 
-    tasks = [asyncio.create_task(one(i, request)) for i, request in enumerate(requests)]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    return await all_of(one(i, request) for i, request in enumerate(requests))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
-
-T = TypeVar("T")
 
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
 """What clients may say that a file is for."""
@@ -42,16 +40,6 @@ class FileObject(msgspec.Struct, frozen=True, kw_only=True):
     status: str = "processed"
 
 
-class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """A part of a list."""
-
-    data: list[T]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-    object: str = "list"
-
-
 class FileQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The query of GET /v1/files."""
 
@@ -67,10 +55,3 @@ class FileDeleted(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "file"
     deleted: bool = True
-
-
-def page(items: list[Any], limit: int) -> Page[Any]:
-    """A page of up to `limit`, of items of which there may be one more."""
-    data = items[:limit]
-    first, last = (data[0].id, data[-1].id) if data else (None, None)
-    return Page(data=data, first_id=first, last_id=last, has_more=len(items) > limit)

@@ -9,8 +9,9 @@ from starlette.responses import FileResponse, Response
 from pelton.errors import InvalidRequest, NotFound
 from pelton.server.context import current
 from pelton.server.file_store import FileStore, no_file
-from pelton.server.file_types import FileDeleted, FileForm, FileObject, FileQuery, Page, page
+from pelton.server.file_types import FileDeleted, FileForm, FileObject, FileQuery
 from pelton.server.multipart import Form, read_form
+from pelton.server.openai_pages import Page, page
 from pelton.server.operation import Operation, get, post
 from pelton.server.wire import JSON, read_query
 

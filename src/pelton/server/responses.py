@@ -20,6 +20,7 @@ from pelton.server import responses_types as wire
 from pelton.server.answer import answer, known, using
 from pelton.server.context import current
 from pelton.server.models import Models
+from pelton.server.openai_pages import Page, page
 from pelton.server.openai_types import ErrorAnswer
 from pelton.server.operation import Dialect, Operation, get, post
 from pelton.server.responses_background import Background, Log, Run
@@ -203,9 +204,7 @@ class Responses:
             if not places:
                 raise InvalidRequest(f"after: there is no item {query.after[:200]!r} among them", param="after")
             found = found[places[0] + 1 :]
-        page = found[: query.limit]
-        first, last = (page[0].id, page[-1].id) if page else (None, None)
-        return JSON(wire.ItemList(data=page, first_id=first, last_id=last, has_more=len(found) > len(page)))
+        return JSON(page(found, query.limit))
 
     def dialect(self) -> Dialect:
         """All of them, and how their errors are written."""
@@ -236,7 +235,7 @@ class Responses:
                 f"{one}/input_items",
                 self.input_items,
                 "List what a response was made of",
-                wire.ItemList,
+                Page[wire.Item],
                 query=wire.ItemsQuery,
             ),
         )

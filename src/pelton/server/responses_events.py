@@ -14,40 +14,34 @@ class Event(msgspec.Struct, kw_only=True, tag_field="type"):
     sequence_number: int = 0
 
 
-class Created(Event, kw_only=True, tag="response.created"):
+class WholeEvent(Event, kw_only=True):
+    """About the response, as it is then."""
+
+    response: Response
+
+
+class Created(WholeEvent, kw_only=True, tag="response.created"):
     """The first event."""
 
-    response: Response
 
-
-class Queued(Event, kw_only=True, tag="response.queued"):
+class Queued(WholeEvent, kw_only=True, tag="response.queued"):
     """A background response waits for its model or its turn."""
 
-    response: Response
 
-
-class InProgress(Event, kw_only=True, tag="response.in_progress"):
+class InProgress(WholeEvent, kw_only=True, tag="response.in_progress"):
     """The model has begun."""
 
-    response: Response
 
-
-class Completed(Event, kw_only=True, tag="response.completed"):
+class Completed(WholeEvent, kw_only=True, tag="response.completed"):
     """The last event of a response that went well."""
 
-    response: Response
 
-
-class Incomplete(Event, kw_only=True, tag="response.incomplete"):
+class Incomplete(WholeEvent, kw_only=True, tag="response.incomplete"):
     """The last event of a response that was cut."""
 
-    response: Response
 
-
-class Failed(Event, kw_only=True, tag="response.failed"):
+class Failed(WholeEvent, kw_only=True, tag="response.failed"):
     """The last event of a response that failed, or was cancelled."""
-
-    response: Response
 
 
 class Error(Event, kw_only=True, tag="error"):

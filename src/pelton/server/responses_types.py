@@ -250,16 +250,6 @@ Item = Message | ReasoningItem | FunctionCall | FunctionCallOutput
 OutputItem = Message | ReasoningItem | FunctionCall
 
 
-class ItemList(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /v1/responses/{id}/input_items."""
-
-    object: str = "list"
-    data: list[Item]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
 # the answer
 
 
