@@ -207,6 +207,19 @@ def test_stores_are_bounded(service, store):
         assert httpx.get(f"{url}/v1/responses/{kept[-1]}").status_code == 404
 
 
+def test_one_that_runs_is_kept_though_others_are_too_many(service, store):
+    with serving(service, store=str(store), responses_size=5000) as url, client_of(url) as client:
+        service.hang_after = 1
+        running = client.responses.create(**ASK, background=True)
+        waited(client, running.id, until=("in_progress",))
+        service.hang_after = None
+        for _ in range(7):
+            client.responses.create(**ASK)
+        assert client.responses.retrieve(running.id).status == "in_progress"
+        with closing(sqlite3.connect(store)) as connection:
+            assert connection.execute("SELECT runner FROM responses WHERE id = ?", (running.id,)).fetchone()[0]
+
+
 def test_without_a_store_answers_say_so(service):
     with serving(service) as url, client_of(url) as client:
         made = client.responses.create(**ASK)

@@ -111,7 +111,7 @@ class ResponseStore:
         await self.store.written(change)
 
     def _prune(self, connection: Connection, added: int) -> None:
-        """Remove what is too old or too much, after so many bytes were added."""
+        """Remove what is too old or too much, after so many bytes were added; of the latter none that runs still."""
         connection.execute("DELETE FROM responses WHERE used_at < ?", (time.time() - self._max_age,))
         self._num_added += 1
         self._bytes_added += added
@@ -123,9 +123,12 @@ class ResponseStore:
         if count <= most and size <= most_bytes:
             return
         gone: list[tuple[int]] = []
-        for rowid, num_bytes in connection.execute("SELECT rowid, num_bytes FROM responses ORDER BY used_at, rowid"):
+        oldest = "SELECT rowid, num_bytes, runner FROM responses ORDER BY used_at, rowid"
+        for rowid, num_bytes, runner in connection.execute(oldest):
             if count <= most and size <= most_bytes:
                 break
+            if runner is not None and self._is_alive(runner):
+                continue
             gone.append((rowid,))
             count, size = count - 1, size - num_bytes
         connection.executemany("DELETE FROM responses WHERE rowid = ?", gone)
