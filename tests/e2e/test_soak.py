@@ -116,7 +116,7 @@ async def soak_server(model: Path, home: Path, num_requests: int) -> None:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             expected = await quiet_answers_of(client, asked)
     little = {"PELTON_KV_MEMORY": str(SERVER_KV), "PELTON_SWAP_MEMORY": str(1 << 18)}
-    limits = ("--max-sequences", "8", "--max-queue", "6", "--max-batch-tokens", "96")
+    limits = ("--max-sequences", "8", "--max-queue", "3", "--max-batch-tokens", "96")
     with serving(home, *options, *limits, **little) as server:
         (engine,) = server.engines()
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
@@ -130,7 +130,8 @@ async def soak_server(model: Path, home: Path, num_requests: int) -> None:
         assert engine in server.engines()
     assert not [line for line in server.lines if "Traceback" in line or "ERROR" in line]
     told = f"{dict(run.seen)} {before} {after}"
-    assert all(run.seen[what] for what in ("whole", "stream", "left", "leave stream", "bad", "came again")), told
+    seen = ("whole", "stream", "left", "leave stream", "bad", *(("came again",) if num_requests > 500 else ()))
+    assert all(run.seen[what] for what in seen), told
     assert all(then - now <= GROWTH for then, now in zip(after, before, strict=True)), told
 
 
