@@ -254,6 +254,19 @@ def test_nor_does_it_lose_one_in_the_background(client, service, store):
     assert client.responses.retrieve(made.id).model_extra["store"] is True
 
 
+def test_one_that_fits_neither_disk_nor_memory_has_failed(client, service, store, monkeypatch):
+    monkeypatch.setattr(responses_background, "MAX_KEPT_BYTES", 1)
+    service.delay = 0.1
+    made = client.responses.create(**ASK, background=True)
+    fill(store)
+    failed = waited(client, made.id, until=("failed", "completed"))
+    assert "could not store this response" in failed.error.message
+    change(store, "DROP TRIGGER no_insert", "DROP TRIGGER no_update")
+    assert client.responses.retrieve(made.id).status == "failed"
+    with closing(sqlite3.connect(store)) as connection:
+        assert connection.execute("SELECT runner FROM responses").fetchall() == [(None,)]
+
+
 def fill(store: Path) -> None:
     """Nothing can be written to the table any more."""
     says = "ON responses BEGIN SELECT raise(abort, 'disk is full'); END"

@@ -32,6 +32,10 @@ class Presence:
                 raise Unavailable(f"the server's store cannot be used: {error}") from error
         return self._name
 
+    def is_mine(self, name: str) -> bool:
+        """Is it this process's?"""
+        return name == self._name
+
     def is_alive(self, name: str) -> bool:
         """Is the process of this name alive? What one that has died left behind is removed."""
         path = self._path(name)

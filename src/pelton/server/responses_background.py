@@ -18,7 +18,8 @@ from pelton.server.responses_types import Response
 ACCEPT_SECONDS = 5.0
 """How long the answer waits for the engine to take the request, so that what is wrong with it is said at once."""
 KEPT_SECONDS, MAX_KEPT, MAX_KEPT_BYTES = 300.0, 64, 64 << 20
-"""How long, of how many responses, and how many bytes of events can be read again after the end."""
+"""How long, of how many responses, and how many bytes of events can be read again after the end. What the store could
+not take stays as long as there is room; after that it has failed."""
 
 
 class Log:
@@ -150,7 +151,8 @@ class Background:
         self._runs.pop(run.id, None)
         self._ended[run.id] = run
         while len(self._ended) > MAX_KEPT or sum(each.log.num_bytes for each in self._ended.values()) > MAX_KEPT_BYTES:
-            del self._ended[next(iter(self._ended))]
+            gone = min(self._ended.values(), key=lambda each: not each.is_saved)  # the oldest of those that are
+            self.forget(gone.id)
         with suppress(RuntimeError):  # the event loop has ended, too
             asyncio.get_running_loop().call_later(KEPT_SECONDS, self._expire, run)
 
@@ -184,8 +186,9 @@ class Background:
         return run.final or run.reply.now()
 
     def forget(self, id: str) -> None:
-        """It was deleted."""
-        self._ended.pop(id, None)
+        """Keep nothing of one that has ended. Where it is not saved, either, it has failed."""
+        if self._ended.pop(id, None) is not None:
+            self._stored.let_go(id)
 
     async def close(self) -> None:
         """The server ends: so do all that are under way."""

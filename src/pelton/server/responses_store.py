@@ -64,6 +64,8 @@ class ResponseStore:
         self._num_added, self._bytes_added = MAX_ROWS, 0
         """Since the last look at the bounds; at first nobody knows."""
         self.presence = None if store is None else Presence(store.path)
+        self._held: set[str] = set()
+        """Those in the background whose end this process knows, or will, and has yet to write."""
         if store is not None and self.keeps:
             store.write(lambda connection: self._prune(connection, 0))
 
@@ -95,7 +97,13 @@ class ResponseStore:
             )
             self._prune(connection, size)
 
-        await self.store.written(insert)
+        if runner is not None:
+            self._held.add(response.id)
+        try:
+            await self.store.written(insert)
+        except BaseException:
+            self._held.discard(response.id)
+            raise
 
     async def update(self, response: Response) -> None:
         """A response that ran in the background has ended. One that was deleted meanwhile stays deleted."""
@@ -109,6 +117,11 @@ class ResponseStore:
             self._prune(connection, len(blob))
 
         await self.store.written(change)
+        self._held.discard(response.id)
+
+    def let_go(self, id: str) -> None:
+        """The end of a response in the background is kept no longer, though it could not be written: it has failed."""
+        self._held.discard(id)
 
     def _prune(self, connection: Connection, added: int) -> None:
         """Remove what is too old or too much, after so many bytes were added; of the latter none that runs still."""
@@ -123,11 +136,11 @@ class ResponseStore:
         if count <= most and size <= most_bytes:
             return
         gone: list[tuple[int]] = []
-        oldest = "SELECT rowid, num_bytes, runner FROM responses ORDER BY used_at, rowid"
-        for rowid, num_bytes, runner in connection.execute(oldest):
+        oldest = "SELECT rowid, num_bytes, id, runner FROM responses ORDER BY used_at, rowid"
+        for rowid, num_bytes, id, runner in connection.execute(oldest):
             if count <= most and size <= most_bytes:
                 break
-            if runner is not None and self._is_alive(runner):
+            if runner is not None and self._why_dead(id, runner) is None:
                 continue
             gone.append((rowid,))
             count, size = count - 1, size - num_bytes
@@ -147,14 +160,19 @@ class ResponseStore:
             raise ResponseNotFound(f"there is no response {id[:200]!r}, or not any more")
         _, blob, input_blob, runner, num_bytes = rows[0]
         response = msgspec.json.decode(blob, type=Response)
-        if runner is not None and not self._is_alive(runner):
-            runner, response = None, _died(response)
+        if runner is not None and (why := self._why_dead(id, runner)):
+            runner, response = None, _died(response, why)
             with suppress(Unavailable):  # the next one who asks sees the same
                 await self.update(response)
         return Stored(response, msgspec.json.decode(input_blob, type=list[Item]), runner, num_bytes)
 
-    def _is_alive(self, runner: str) -> bool:
-        return self.presence is not None and self.presence.is_alive(runner)
+    def _why_dead(self, id: str, runner: str) -> str | None:
+        """Why nobody will write the end of a response in the background. None: this process will, or another one."""
+        if self.presence is not None and self.presence.is_mine(runner):
+            return None if id in self._held else "the server could not store this response when it ended: ask again"
+        if self.presence is not None and self.presence.is_alive(runner):
+            return None
+        return "the server ended while this response was under way in the background: ask again"
 
     async def previous(self, id: str) -> list[Item]:
         """All items of a thread up to this response, its output included. Raises `PreviousNotFound` where a part of it
@@ -194,6 +212,7 @@ class ResponseStore:
         """Forget one that the caller may see, on the disk, too. Raises `ResponseNotFound`."""
         await self.get(id)
         await self.store.erased(lambda connection: connection.execute("DELETE FROM responses WHERE id = ?", (id,)))
+        self._held.discard(id)
 
     def close(self) -> None:
         """The server ends."""
@@ -212,10 +231,6 @@ def not_stored(response: Response, error: PeltonError) -> Response:
     return msgspec.structs.replace(response, store=False, warnings=warnings)
 
 
-def _died(response: Response) -> Response:
-    error = ResponseError(
-        code="server_error",
-        message="the server ended while this response was under way in the background: ask again",
-        type="server_error",
-    )
+def _died(response: Response, why: str) -> Response:
+    error = ResponseError(code="server_error", message=why, type="server_error")
     return msgspec.structs.replace(response, status="failed", error=error)
