@@ -288,6 +288,18 @@ def test_a_batch_is_cancelled_and_keeps_what_is_done(client, service):
     assert client.files.delete(other.input_file_id).deleted
 
 
+def test_what_a_batch_writes_counts_among_its_keys_bytes(store, service):
+    with serving(service, store=str(store), max_files_size=4000) as url, client_of(url) as client:
+        lines = [line(str(i)) for i in range(16)]
+        batch = wait(client, begin(client, *lines).id)
+        assert (batch.status, batch.errors.data[0].code) == ("failed", "files_too_large")
+        done = results(client, batch.output_file_id)
+        assert 0 < len(done) == batch.request_counts.completed < 16
+        with pytest.raises(openai.APIStatusError, match="bytes, and may have 4000") as error:
+            client.files.create(file=b"x", purpose="batch")
+        assert error.value.status_code == 413
+
+
 def test_a_batch_expires_and_says_which_requests_were_lost(client, service, store):
     service.is_shut = True
     made = begin(client, *(line(str(i)) for i in range(6)))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2 as httpx
@@ -85,6 +87,23 @@ def test_files_are_bounded(client, folder):
     with pytest.raises(openai.APIStatusError, match="there are 4 files"):
         client.files.create(file=b"x", purpose="batch")
     assert len(list(folder.iterdir())) == 4
+
+
+def test_files_that_come_at_once_are_bounded_too(store):
+    with serving(ScriptedService(), store=str(store), max_files=1) as url:
+        headers = {"content-type": "multipart/form-data; boundary=x"}
+        begun = threading.Barrier(2)
+
+        def slowly() -> Iterator[bytes]:
+            yield FORM[:80]
+            begun.wait(10)
+            time.sleep(0.05)  # for the server to begin with both
+            yield FORM[80:]
+
+        with ThreadPoolExecutor(2) as threads:
+            both = [threads.submit(httpx.post, f"{url}/v1/files", content=slowly(), headers=headers) for _ in range(2)]
+            assert sorted(each.result().status_code for each in both) == [200, 413]
+    assert len(list(store.with_suffix(".files").iterdir())) == 1
 
 
 def test_where_nothing_can_be_written_it_says_so(url, folder):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pelton.errors import InvalidRequest, ModelNotFound, PeltonError, Unauthorized, Unavailable
+from pelton.errors import InvalidRequest, ModelNotFound, PeltonError, RequestTooLarge, Unauthorized, Unavailable
 from pelton.server import batch_input
 from pelton.server.batch_log import BatchLog, is_failure
 from pelton.server.batch_store import BatchStore, Job, moved
@@ -118,8 +118,7 @@ class BatchJob:
             if not self._input.is_file():
                 return Outcome("failed", [GONE])
             await self._log.open()  # only now: those that wait for their turn have no thread
-            await self._run_lines(batch.model or "")
-        return Outcome("completed")
+            return await self._run_lines(batch.model or "")
 
     async def _errors(self) -> list[LineError]:
         """What is wrong with the input."""
@@ -144,15 +143,21 @@ class BatchJob:
             return batch
         return moved(batch, "in_progress", model=self._model, request_counts=Counts(total=self._total))
 
-    async def _run_lines(self, model: str) -> None:
+    async def _run_lines(self, model: str) -> Outcome:
         async with asyncio.TaskGroup() as group:
             for _, line in batch_input.lines(self._input):
                 given = batch_input.read(line)
                 await asyncio.sleep(0)
                 if given.custom_id not in self._log.done:
                     leave = await self._means.enter(model)
+                    try:
+                        self._means.files.bytes_left(self._job.owner)
+                    except RequestTooLarge as error:
+                        leave(None)
+                        return Outcome("failed", [LineError(code="files_too_large", message=error.message)])
                     task = group.create_task(self._run_line(given, model))
                     task.add_done_callback(leave)  # which is called, too, where it never ran
+        return Outcome("completed")
 
     async def _run_line(self, given: InputLine, model: str) -> None:
         try:

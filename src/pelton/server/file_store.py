@@ -13,10 +13,10 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from pelton.config import ServerConfig
 from pelton.errors import Conflict, InvalidRequest, NotFound, RequestTooLarge, Unavailable
@@ -24,6 +24,8 @@ from pelton.server.file_types import MAX_LIFE, FileObject
 from pelton.server.store import Connection, Store
 
 T = TypeVar("T")
+Ask = Callable[[str, tuple[str]], Iterable[tuple[Any, ...]]]
+"""The rows that a SELECT gives, with these values."""
 log = logging.getLogger("pelton.server")
 
 STALE_SECONDS = 3600.0
@@ -99,15 +101,30 @@ class FileStore:
     def room(self, owner: str, num_come: int = 0) -> int:
         """Bytes that may still come of an owner's next file, of which there are `num_come`. Raises `RequestTooLarge`
         where there may be no further one."""
-        ((count, total),) = self._store.read(
-            "SELECT count(*), coalesce(sum(bytes), 0) FROM files WHERE owner = ?", (owner,)
-        )
+        self._check_count(self._store.read, owner)
+        return min(self._max_file - num_come, self.bytes_left(owner))
+
+    def bytes_left(self, owner: str) -> int:
+        """Bytes that may still come of all that an owner sends, and what its batches write. Raises `RequestTooLarge`
+        where it is none."""
+        total = self._total(self._store.read, owner) + self.num_coming[owner]
+        if total >= self._max_total:
+            raise self._too_large(total)
+        return self._max_total - total
+
+    def _check_count(self, ask: Ask, owner: str) -> None:
+        ((count,),) = ask("SELECT count(*) FROM files WHERE owner = ?", (owner,))
         if count >= self._max_files:
             raise RequestTooLarge(f"there are {count} files, and there may be {self._max_files}: delete some")
-        left = self._max_total - int(total) - self.num_coming[owner]
-        if left <= 0:
-            raise RequestTooLarge(f"the files have {total} bytes, and may have {self._max_total}: delete some")
-        return min(self._max_file - num_come, left)
+
+    def _total(self, ask: Ask, owner: str) -> int:
+        """Bytes of an owner's files, and of those that batches under way write for it."""
+        ((total,),) = ask("SELECT coalesce(sum(bytes), 0) FROM files WHERE owner = ?", (owner,))
+        written = ask("SELECT output_id, error_id FROM batches WHERE is_open AND owner = ?", (owner,))
+        return int(total) + sum(_size(self.path(id)) for ids in written for id in ids)
+
+    def _too_large(self, total: int) -> RequestTooLarge:
+        return RequestTooLarge(f"the files have {total} bytes, and may have {self._max_total}: delete some")
 
     @asynccontextmanager
     async def upload(self, owner: str) -> AsyncIterator[Upload]:
@@ -121,8 +138,16 @@ class FileStore:
             await asyncio.to_thread(new.close)
 
     async def insert(self, owner: str, file: FileObject) -> None:
-        """A file whose content is in its place is there from now on."""
-        await self._store.written(lambda connection: insert(connection, owner, file))
+        """A file whose content is in its place is there from now on. Raises `RequestTooLarge` where others were there
+        first."""
+
+        def add(connection: Connection) -> None:
+            self._check_count(connection.execute, owner)
+            if (total := self._total(connection.execute, owner) + file.bytes) > self._max_total:
+                raise self._too_large(total)
+            insert(connection, owner, file)
+
+        await self._store.written(add)
 
     async def delete(self, id: str, owner: str) -> None:
         """Raises `NotFound`, or `Conflict` for the input of a batch that is not over."""
@@ -252,6 +277,13 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _file(row: tuple[object, ...]) -> FileObject:
