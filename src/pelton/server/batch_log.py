@@ -11,8 +11,9 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -29,7 +30,8 @@ class BatchLog:
 
     def __init__(self, output: Path, errors: Path) -> None:
         self._paths = (output, errors)
-        self._files: list[BinaryIO] = []
+        self._files: list[FileIO] = []
+        """Nothing is held back: what could not be written is not written later."""
         self._is_open = self._is_used = False
         self._to_add: deque[OutputLine] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pelton batch")
@@ -50,10 +52,18 @@ class BatchLog:
         self.num_completed, self.num_failed, self.usage = 0, 0, BatchUsage()
         self._paths[0].parent.mkdir(mode=0o700, exist_ok=True)
         for path in self._paths:
-            file = os.fdopen(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600), "r+b")
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            file = os.fdopen(descriptor, "r+b", buffering=0)
             self._files.append(file)
-            end = 0
-            for line in file:
+            _cut(file, self._counted(path))
+        sync_folder(self._paths[0].parent)
+        self._is_open = True
+
+    def _counted(self, path: Path) -> int:
+        """Count the lines that are whole; how many bytes those are."""
+        end = 0
+        with path.open("rb") as lines:
+            for line in lines:
                 try:
                     if not line.endswith(b"\n"):
                         break
@@ -61,10 +71,7 @@ class BatchLog:
                 except msgspec.DecodeError:
                     break
                 end += len(line)
-            file.seek(end)
-            file.truncate()
-        sync_folder(self._paths[0].parent)
-        self._is_open = True
+        return end
 
     async def add(self, lines: Sequence[OutputLine]) -> None:
         """Write lines down. They are safe when this returns, and are written even where it is cancelled."""
@@ -77,15 +84,7 @@ class BatchLog:
         for file, is_failed in zip(self._files, (False, True), strict=True):
             mine = [line for line in lines if is_failure(line) is is_failed]
             if mine:
-                end = file.tell()
-                try:
-                    file.write(b"".join(_encoder.encode(line) + b"\n" for line in mine))
-                    file.flush()
-                    os.fsync(file.fileno())
-                except OSError:
-                    file.seek(end)
-                    file.truncate()
-                    raise
+                _append(file, b"".join(_encoder.encode(line) + b"\n" for line in mine))
                 for line in mine:
                     self._count(line)
 
@@ -124,6 +123,24 @@ class BatchLog:
         if self._is_used:
             self._thread.submit(self._let_go)
         self._thread.shutdown(wait=True)
+
+
+def _append(file: FileIO, data: bytes) -> None:
+    """All of it is on the disk, or nothing."""
+    end = file.tell()
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[file.write(left) :]
+        os.fsync(file.fileno())
+    except OSError:
+        _cut(file, end)
+        raise
+
+
+def _cut(file: FileIO, end: int) -> None:
+    file.seek(end)
+    file.truncate()
 
 
 def is_failure(line: OutputLine) -> bool:
