@@ -6,7 +6,9 @@ import asyncio
 import re
 import sqlite3
 import stat
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from pelton.errors import ConfigError, InvalidRequest, RateLimited, Unauthorized, Unavailable
 from pelton.request import Usage
 from pelton.server import ledger as ledger_module
-from pelton.server import limits
+from pelton.server import limits, store_opening
 from pelton.server.keys import ANYONE, Key, KeyRing, KeyStore, given_keys
 from pelton.server.ledger import Ledger, used
 from pelton.server.limits import Limits, duration
@@ -159,6 +161,31 @@ def test_a_store_that_is_none_is_refused(tmp_path):
         connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     with pytest.raises(ConfigError, match="newer Pelton"):
         Store(later)
+
+
+def test_a_server_that_cannot_make_a_store_takes_none_away_from_another_one(tmp_path, monkeypatch):
+    path = tmp_path / "server.sqlite"
+    begun, other_is_open = threading.Event(), threading.Event()
+
+    class Failing(Store):
+        def __init__(self, path: Path) -> None:
+            path.touch()
+            monkeypatch.setattr(store_opening, "Store", Store)
+            begun.set()
+            other_is_open.wait(0.2)  # which waits for this one
+            raise ConfigError("the disk was full, and is no more")
+
+    monkeypatch.setattr(store_opening, "Store", Failing)
+    with ThreadPoolExecutor(2) as threads:
+        failing = threads.submit(store_opening.open_store, str(path))
+        assert begun.wait(10)
+        opening = threads.submit(store_opening.open_store, str(path))
+        opening.add_done_callback(lambda _: other_is_open.set())
+        assert failing.result() is None
+        opened = opening.result()
+    assert path.stat().st_size
+    KeyStore(opened).create("ada")
+    opened.close()
 
 
 def test_a_store_that_is_full_or_damaged_later_is_told_of_as_such(store):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -19,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pelton.config import ServerConfig
-from pelton.errors import ConfigError, InternalError, NotFound, PeltonError
+from pelton.errors import InternalError, NotFound, PeltonError
 from pelton.pool import Pool
 from pelton.server import anthropic, batches, files, llamacpp, ollama, openai, openapi, prefix_cache, residents, tgi
 from pelton.server.batch_runner import BatchRunner
@@ -39,6 +37,7 @@ from pelton.server.operation import Dialect, ErrorForms, get, route
 from pelton.server.responses import Responses
 from pelton.server.responses_store import ResponseStore
 from pelton.server.store import Store
+from pelton.server.store_opening import open_store
 from pelton.server.tracing import Tracer
 from pelton.server.wire import JSON
 
@@ -50,7 +49,7 @@ class App:
 
     def __init__(self, pool: Pool, config: ServerConfig) -> None:
         """Raises `ConfigError` for keys, a store or a certificate that cannot be used."""
-        self._store = _open_store(config.store)
+        self._store = open_store(config.store)
         made = None if self._store is None else KeyStore(self._store)
         self.keys = KeyRing(given_keys(config.api_key, config.api_key_file), made)
         self._ledger = None if self._store is None else Ledger(self._store)
@@ -208,23 +207,6 @@ class App:
 
     async def _write_error(self, error: PeltonError, scope: Scope, receive: Receive, send: Send) -> None:
         await self._response(scope["path"], error)(scope, receive, send)
-
-
-def _open_store(path: str) -> Store | None:
-    """None where there is none and none can be made: what a key needs is there, or there is no key."""
-    if not path:
-        return None
-    is_new = not os.path.lexists(path) or (Path(path).is_file() and not Path(path).stat().st_size)
-    try:
-        return Store(Path(path))
-    except ConfigError as error:
-        if not is_new:
-            raise
-        for left in (path, f"{path}-wal", f"{path}-shm", f"{path}-journal"):  # of a disk that was full halfway
-            with suppress(OSError):
-                Path(left).unlink()
-        log.warning("keys, the ledger of what they use, and all that is stored (responses, files) are off: %s", error)
-        return None
 
 
 class Health(msgspec.Struct, frozen=True):
