@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pelton.request import Done, ErrorEvent, Finish
+from pelton.request import IDLE, Done, ErrorEvent, Finish
 from tests.unit.test_engine import alone
 from tests.unit.toy_executor import Transcript, make_engine, prompt, request
 
@@ -64,7 +64,7 @@ class Requests(RuleBasedStateMachine):
     def _open(self) -> list[str]:
         return [id for id in self.asked if id in self.engine._answers.groups]
 
-    @rule(kind=ANY_KIND, priority=st.sampled_from([0, 0, 1, 5]), tenant=st.sampled_from("abc"))
+    @rule(kind=ANY_KIND, priority=st.sampled_from([0, 0, 1, 5, IDLE]), tenant=st.sampled_from("abc"))
     def submit(self, kind, priority, tenant):
         self._submit(kind, priority, tenant)
 

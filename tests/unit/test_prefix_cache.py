@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.prefix_cache import PrefixCache
 from pelton.engine.sequence import Sequence, SequenceGroup
+from pelton.request import IDLE
 from tests.unit.toy_executor import request
 
 CHUNK = 64
@@ -22,8 +23,8 @@ STRINGS = st.builds(
 )
 
 
-def sequence_of(tokens: list[int], salt: str = "") -> Sequence:
-    return SequenceGroup(request("r", tokens, salt=salt), 0).sequences[0]
+def sequence_of(tokens: list[int], salt: str = "", **more: object) -> Sequence:
+    return SequenceGroup(request("r", tokens, salt=salt, **more), 0).sequences[0]
 
 
 def memory_of(windows: tuple[int | None, ...], num_blocks: int) -> KVMemory:
@@ -65,7 +66,7 @@ def test_with_memory_enough_a_match_is_the_longest_ever_computed(strings):
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.lists(st.tuples(STRINGS, st.integers(0, 3)), min_size=1, max_size=20),
+    st.lists(st.tuples(STRINGS, st.integers(0, 3), st.sampled_from([0, IDLE])), min_size=1, max_size=20),
     st.sampled_from([(None,), (None, 40), (70,), (None, 33, 90)]),
     st.integers(8, 20),
 )
@@ -74,11 +75,11 @@ def test_with_little_memory_the_books_still_balance(plan, windows, num_blocks):
     memory = memory_of(windows, num_blocks)
     known: list[list[int]] = []
     live: list[Sequence] = []
-    for tokens, num_kept in plan:
+    for tokens, num_kept, priority in plan:
         while len(live) > num_kept:
             memory.release(live.pop(0))
             memory.check(live)
-        sequence = sequence_of(tokens)
+        sequence = sequence_of(tokens, priority=priority)
         match = memory.match(sequence)
         assert match.length <= max((common(tokens, other) for other in known), default=0)
         if not memory.can_admit(sequence, match, ()):
@@ -135,6 +136,34 @@ def test_the_least_recently_used_leaf_goes_first():
     memory.release(again)
     assert memory.match(sequence_of([1] * 98)).length == 97
     assert memory.match(sequence_of([2] * 98)).length == 96
+
+
+def ran(memory: KVMemory, tokens: list[int], **more: object) -> int:
+    """Run a sequence to its end; how much of it the cache had."""
+    sequence = sequence_of(tokens, **more)
+    memory.attach(sequence, match := memory.match(sequence))
+    compute(memory, sequence, sequence.num_new)
+    memory.publish_tail(sequence)
+    memory.release(sequence)
+    memory.check([])
+    return match.length
+
+
+@pytest.mark.parametrize("kind", [{"priority": IDLE}, {"pooling": "last"}])
+def test_batches_and_embedded_texts_push_out_no_chat(kind):
+    memory = memory_of((None, 40), 21)
+    chat, shared = [1] * 200, [2] * 64
+    ran(memory, chat)
+    for line in range(3, 20):
+        ran(memory, [line] * 150, **kind)
+    assert ran(memory, chat) == 199
+    lengths = [ran(memory, [*shared, *[line] * 80], **kind) for line in range(20, 30)]
+    if "priority" in kind:  # what is embedded takes less from the cache
+        assert lengths == [0, *[64] * 9]
+    ran(memory, chat[:160], **kind)  # which uses the chat's own blocks
+    for line in range(30, 40):
+        ran(memory, [line] * 150, **kind)
+    assert ran(memory, chat) == 199
 
 
 def test_two_who_compute_the_same_end_up_with_the_same_blocks():

@@ -67,12 +67,13 @@ class BlockPool:
             del self._idle[block]
         self._refs[block] += 1
 
-    def give(self, block: int) -> None:
-        """One holder fewer. A block without holders turns idle (as the most recently used) or free."""
+    def give(self, block: int, *, goes_first: bool = False) -> None:
+        """One holder fewer. A block without holders turns idle (as the most recently used, or as the least) or free."""
         self._refs[block] -= 1
         if not self._refs[block]:
             if self._retained[block]:
                 self._idle[block] = None
+                self._idle.move_to_end(block, last=not goes_first)
             else:
                 self._free.append(block)
 

@@ -20,6 +20,7 @@ from pelton.engine.prefix_cache import Node, PrefixCache, first_seen
 from pelton.engine.sequence import Sequence
 from pelton.errors import InternalError
 from pelton.ops.data import BLOCK_TOKENS, NULL_BLOCK
+from pelton.request import IDLE
 
 
 class Match(NamedTuple):
@@ -351,7 +352,7 @@ class KVMemory:
         whole, part = divmod(parent.num_computed, BLOCK_TOKENS)
         if part and not all(pool.num_available for pool in self.pools):
             return False
-        child.num_computed, child.node = parent.num_computed, parent.node
+        child.num_computed, child.num_cached, child.node = parent.num_computed, parent.num_cached, parent.node
         child.tables = tuple(table[:whole] for table in parent.tables)
         for pool, table in zip(self.pools, child.tables, strict=True):
             for block in table:
@@ -362,15 +363,29 @@ class KVMemory:
         return True
 
     def release(self, sequence: Sequence) -> None:
-        """Give everything back, deepest first."""
-        self._give_all(sequence.tables)
+        """Give everything back, deepest first. What a sequence of idle priority, or one that is embedded, has added to
+        the cache is the first to go: a million lines of a batch push out no chat's beginning. What several of them
+        begin with stays like anything else."""
+        self._give_all(sequence.tables, self._kept(sequence))
         sequence.tables, sequence.node, sequence.num_computed = (), None, 0
 
-    def _give_all(self, tables: tuple[array[int], ...]) -> None:
+    def _kept(self, sequence: Sequence) -> int | None:
+        """The blocks of a sequence that stay in the cache like any other ones; None: all."""
+        request = sequence.group.request
+        if not sequence.tables or (request.priority < IDLE and request.pooling is None):
+            return None
+        depth = 0 if sequence.node is None else sequence.node.depth
+        table = sequence.tables[0]
+        tail = table[depth] if len(table) > depth else NULL_BLOCK
+        return self.cache.end_of_its_own(sequence.node, sequence.num_cached // BLOCK_TOKENS, tail)
+
+    def _give_all(self, tables: tuple[array[int], ...], num_kept: int | None = None) -> None:
         for pool, table in zip(self.pools, tables, strict=False):
-            for block in reversed(table):
-                if block != NULL_BLOCK:
-                    pool.give(block)
+            if num_kept is not None:
+                for block in filter(None, table[num_kept:]):
+                    pool.give(block, goes_first=True)
+            for block in filter(None, reversed(table[:num_kept])):
+                pool.give(block)
 
     def clear_cache(self) -> None:
         """Forget all cached prefixes, and what was to be moved for sequences that have all ended."""

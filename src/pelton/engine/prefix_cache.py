@@ -8,7 +8,8 @@ Three facts keep eviction simple:
 - A sequence that publishes a node which is there already takes over its block (the bits are the same: law 1). So it
   holds the blocks of all nodes on its path, as far as a window has not passed them.
 - Sequences give blocks back deepest first. So among the idle blocks of a full group a node always comes before its
-  parent, and the least recently used one is a leaf.
+  parent, and the least recently used one is a leaf. What hardly anybody asks for again (`KVMemory.release`) is put
+  before all that is idle, in the same order, as far as no other node is below it.
 - The blocks of a window group may go from any node: a match asks only for those that the next token can see.
 """
 
@@ -129,6 +130,14 @@ class PrefixCache:
                 node.blocks[group] = block
                 self._owners[group][block] = node
                 self.pools[group].retain(block)
+
+    def end_of_its_own(self, node: Node | None, start: int, tail: int) -> int:
+        """Blocks of the path to `node`, from `start` on, up to where nothing is behind them but the rest of this path
+        and the block `tail` of group 0: those after them may be forgotten before all others."""
+        below = self._owners[0].get(tail)
+        while node is not None and node.depth > start and all(child is below for child in node.children):
+            node, below = node.parent, node
+        return start if node is None else max(start, node.depth)
 
     def evict(self, group: int, block: int) -> None:
         """Forget an idle block, and its node where nothing useful is left of it."""
