@@ -8,8 +8,10 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
 
 from pelton import confined
@@ -19,7 +21,7 @@ from pelton.text import enforcement
 from pelton.text import template as templates
 from pelton.text.enforcement import Enforcement
 from pelton.text.output import Format
-from pelton.text.sandbox import LIMITS, Check, Made, Refused, Render, Sandbox, Validate
+from pelton.text.sandbox import LIMITS, MAX_CHILDREN, Check, Made, Refused, Render, Sandbox, Validate
 from pelton.text.template import Template, TooCostly
 
 
@@ -80,6 +82,24 @@ def test_others_go_on_meanwhile():
     thread.join()
     assert results == [Refused("takes over 2 s of processor time", "too much")]
     each.close()
+
+
+def test_so_many_work_at_once_and_no_more(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch):
+    working: list[int] = []
+    most = 0
+
+    def ask(self: Confined, message: bytes) -> bytes:
+        nonlocal most
+        working.append(1)
+        most = max(most, len(working))
+        time.sleep(0.01)
+        working.pop()
+        return msgspec.msgpack.encode(Made())
+
+    monkeypatch.setattr(Confined, "ask", ask)
+    with ThreadPoolExecutor(3 * MAX_CHILDREN) as threads:
+        assert list(threads.map(sandbox.do, [Check("")] * 3 * MAX_CHILDREN)) == [Made()] * 3 * MAX_CHILDREN
+    assert most == MAX_CHILDREN
 
 
 def test_a_child_that_is_killed_is_started_again_and_at_most_one_is_kept(sandbox: Sandbox):

@@ -1,8 +1,8 @@
 """Where what others wrote is run: chat templates, and the check of an answer against a client's schema.
 
 Both take bounded steps, each of which may take any time and memory (a template doubles a list, a schema compares long
-ones), so they run in children that the system ends at their limits (`confined`). As many run as are needed at once; one
-of them stays.
+ones), so they run in children that the system ends at their limits (`confined`). As many run as are needed at once, up
+to a bound for all models together; one of them stays.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from pelton.errors import Unavailable
 
 LIMITS = Limits(cpu_seconds=3.0, memory_bytes=1 << 30)
 """A chat that fills a long context takes a tenth of a second."""
+
+
+MAX_CHILDREN = 8
+"""At once: what one model asks for is fewer."""
 
 
 class Check(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -71,6 +75,7 @@ class Sandbox:
     def __init__(self, limits: Limits = LIMITS) -> None:
         self._limits = limits
         self._idle: list[Confined] = []
+        self._places = threading.Semaphore(MAX_CHILDREN)
         self._lock = threading.Lock()
         """Of the list."""
 
@@ -83,22 +88,24 @@ class Sandbox:
         self._give(child)
 
     def do(self, work: Work) -> Result:
-        """Have it done. Blocks until it is. Raises `Unavailable` where no child can be started."""
+        """Have it done. Blocks until it is, also while there are children enough. Raises `Unavailable` where no child
+        can be started."""
         try:
             message = _encode(work)
         except (OverflowError, ValueError) as error:  # an integer of over 64 bits
             return Refused(f"cannot be given what stands in the request: {error}", "request")
-        child = self._take()
-        try:
-            return _decode_result(child.ask(message))
-        except OverLimit as error:
-            most = {
-                "time": f"{self._limits.cpu_seconds:g} s of processor time",
-                "memory": f"{self._limits.memory_bytes >> 20} MiB of memory",
-            }
-            return Refused(f"takes over {most[error.what]}", "too much")
-        finally:
-            self._give(child)
+        with self._places:
+            child = self._take()
+            try:
+                return _decode_result(child.ask(message))
+            except OverLimit as error:
+                most = {
+                    "time": f"{self._limits.cpu_seconds:g} s of processor time",
+                    "memory": f"{self._limits.memory_bytes >> 20} MiB of memory",
+                }
+                return Refused(f"takes over {most[error.what]}", "too much")
+            finally:
+                self._give(child)
 
     def close(self) -> None:
         """End the children that do nothing."""
