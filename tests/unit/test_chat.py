@@ -295,6 +295,22 @@ def test_what_templates_expect_is_found_out() -> None:
     assert shapes["parts_only"].as_parts
 
 
+def test_what_a_template_expects_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered: list[object] = []
+    run_all = Template.run_all
+    monkeypatch.setattr(Template, "run_all", lambda self, inputs: rendered.append(inputs) or run_all(self, inputs))
+
+    def num_renderings(each: ChatTemplate) -> int:
+        rendered.clear()
+        each.render(CHATS["one"])
+        return len(rendered)
+
+    source = "{{ messages[0].content }}, which no other test has"
+    first = ChatTemplate(source, tokenizer())
+    assert num_renderings(first) > 10
+    assert num_renderings(ChatTemplate(source, tokenizer())) == num_renderings(first)
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -16,7 +16,7 @@ from pelton.errors import FormatError, InvalidRequest
 from pelton.formats.gguf import Metadata
 from pelton.request import Message
 from pelton.text.disguise import Disguise, Prompt, private_characters, strings
-from pelton.text.messages import Shape, plain_message, probe
+from pelton.text.messages import plain_message, probe
 from pelton.text.template import OWN, Template
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ class ChatTemplate:
         self._special = dict(special)
         self._plain = Template(source, name)
         self._tools = Template(tool_source, name) if tool_source is not None else self._plain
-        self._shapes: dict[Template, Shape] = {}
         self._disguises = {each: Disguise(tokenizer, each.source) for each in (self._plain, self._tools)}
 
     @classmethod
@@ -92,8 +91,7 @@ class ChatTemplate:
         template that takes too much."""
         template = self._tools if tools else self._plain
         self._check(messages, template_kwargs, add_generation_prompt and continue_final_message)
-        if (shape := self._shapes.get(template)) is None:
-            shape = self._shapes[template] = probe(template)
+        shape = probe(template)
         if "developer" not in template.source:  # what OpenAI calls the system's role now
             messages = [
                 msgspec.structs.replace(each, role="system") if each.role == "developer" else each for each in messages

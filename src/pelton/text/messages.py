@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pelton.errors import InvalidRequest
@@ -27,8 +28,9 @@ class Shape(NamedTuple):
     """A tool call's arguments are an object (not its JSON text)."""
 
 
+@lru_cache(64)
 def probe(template: Template) -> Shape:
-    """Render small chats to find out what `template` wants."""
+    """Render small chats, up to 14, to find out what `template` wants: once, also where each request brings it anew."""
 
     def sees(*messages: dict[str, Any], words: Sequence[str]) -> bool:
         inputs: dict[str, Any] = {"tools": None, "documents": None, "bos_token": "", "eos_token": ""}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pelton.errors import InvalidRequest, UnsupportedModel
@@ -15,13 +16,12 @@ class TooCostly(InvalidRequest):
     """The template takes too many steps, too much time or too much memory."""
 
 
+@dataclass(frozen=True)
 class Template:
-    """A template's source."""
+    """A template's source, and how errors call it."""
 
-    def __init__(self, source: str, name: str = OWN) -> None:
-        """`name`: as errors call it."""
-        self.source = source
-        self._name = name
+    source: str
+    name: str = OWN
 
     def check(self) -> None:
         """Raise `UnsupportedModel` for what is no template."""
@@ -39,9 +39,9 @@ class Template:
     def _made(self, result: Made | Refused) -> Made:
         match result:
             case Refused(reason, "unreadable"):
-                raise UnsupportedModel(f"{self._name} {reason}")
+                raise UnsupportedModel(f"{self.name} {reason}")
             case Refused(reason, kind):
                 error = TooCostly if kind == "too much" else InvalidRequest
-                raise error(f"{self._name} {reason}", param="messages")
+                raise error(f"{self.name} {reason}", param="messages")
             case _:
                 return result
