@@ -109,6 +109,12 @@ class LimitsBinding {
         nb::gil_scoped_release release;
         return table_->limits->float_products(num_columns);
     }
+    bool has_tiles() const { return table_->bf16_products; }
+    float bf16_products(int num_steps) const {
+        if (!has_tiles()) throw nb::value_error("this instruction set has no tiles");
+        nb::gil_scoped_release release;
+        return table_->bf16_products(num_steps);
+    }
 
   private:
     const KernelTable* table_;
@@ -121,7 +127,9 @@ void bind_linear(nb::module_& m) {
         .def(nb::init<const std::string&>(), "isa"_a)
         .def("read", &LimitsBinding::read, "data"_a)
         .def("int8_dots", &LimitsBinding::int8_dots, "num_dots"_a)
-        .def("float_products", &LimitsBinding::float_products, "num_columns"_a);
+        .def("float_products", &LimitsBinding::float_products, "num_columns"_a)
+        .def_prop_ro("has_tiles", &LimitsBinding::has_tiles)
+        .def("bf16_products", &LimitsBinding::bf16_products, "num_steps"_a);
     nb::class_<LinearBinding>(m, "LinearKernel")
         .def(nb::init<const std::string&, int>(), "isa"_a, "type"_a)
         .def_prop_ro("family", &LinearBinding::family)

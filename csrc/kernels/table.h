@@ -64,6 +64,9 @@ struct KernelTable {
     const RowKernels* rows;
     const SampleKernels* sample;
     const LimitKernels* limits;
+    // Like those: num_steps (a multiple of 4) times 16 weight rows x 16 activation rows x 32 columns of ones in tile
+    // registers, 2 x 16 x 16 x 32 operations each. Returns 32 times num_steps. Null where there are no tiles.
+    float (*bf16_products)(int num_steps) = nullptr;
 };
 
 // One function per instruction set that this build has, defined in csrc/kernels/<isa>/table.cpp.

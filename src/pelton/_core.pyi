@@ -283,6 +283,13 @@ class Limits:
     def float_products(self, num_columns: int) -> float:
         """num_columns times 16 x 4 fused multiply-adds."""
 
+    @property
+    def has_tiles(self) -> bool:
+        """Are there tile registers, which multiply bf16 numbers?"""
+
+    def bf16_products(self, num_steps: int) -> float:
+        """num_steps (a multiple of 4) times 16 x 16 x 32 multiply-adds of tiles; ValueError where there are none."""
+
 def skip_strings(data: npt.NDArray[np.uint8], count: int) -> tuple[int, int]:
     """How many of `count` strings are whole in `data`, of each the length in 8 bytes and then its bytes, and how many
     bytes these take."""

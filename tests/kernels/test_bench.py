@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from pelton.bench import kernels
+from pelton import _core
+from pelton.backends.base import OpTime
+from pelton.bench import kernels, steps
 from pelton.bench.attention import Attention, Heads
 from pelton.bench.limits import Limits, Times
 from pelton.bench.linear import Products
@@ -46,6 +50,59 @@ def test_every_type_and_number_of_rows() -> None:
         assert r.operations_per_second == pytest.approx(2 * r.num_rows * r.bytes_per_second / bytes_per_weight)
         assert r.limit in {"memory", "arithmetic"}
         assert 0 < r.share <= r.best_share
+
+
+class Tiled:
+    """A kernel as a CPU with tile registers has it, but for its speed."""
+
+    family = 2
+
+    def __init__(self, isa: str, type: WeightType) -> None:
+        self.kernel = _core.LinearKernel(isa, type)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.kernel, name)
+
+
+class TileLimits:
+    """The limits of such a CPU: a tile product a microsecond."""
+
+    has_tiles = True
+
+    def __init__(self, isa: str) -> None:
+        self.core = _core.Limits(isa)
+
+    def bf16_products(self, num_steps: int) -> float:
+        time.sleep(1e-6 * num_steps)
+        return 32.0 * num_steps
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.core, name)
+
+
+def test_products_of_tiles_are_held_against_what_tiles_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Tiled("generic", WeightType.Q4_0)
+    monkeypatch.setattr("pelton.bench.limits._core", SimpleNamespace(Limits=TileLimits))
+    monkeypatch.setattr("pelton.bench.linear._core", SimpleNamespace(LinearKernel=lambda isa, type: kernel))
+    linear = replace(SMALL.linear, types=(WeightType.Q4_0,), num_rows=(512,))
+    limits, [result] = kernels.run(replace(SMALL, linear=linear))
+    assert limits.bf16 == pytest.approx(2 * 16 * 16 * 32 * 2 / 1e-6, rel=0.5)  # two threads
+    assert (result.subject, result.limit) == ("Q4_0, bf16", "arithmetic")
+    assert result.share == pytest.approx(result.operations_per_second / limits.bf16)
+    op = OpTime("linear layers.*.o Q4_0", 1, 1.0, 1, 10**9, "bf16")
+    times = steps._judged(op, limits)
+    assert (times.limit, times.share) == ("arithmetic", pytest.approx(1e9 / limits.bf16))
+    text = io.StringIO()
+    kernels.print_table(SMALL, limits, [result], Console(file=text, width=40))
+    assert f"bf16 {limits.bf16 / 1e9:.1f} GFLOP/s" in text.getvalue()
+
+
+def test_where_there_are_no_tiles_none_are_timed() -> None:
+    core = _core.Limits("generic")
+    assert not core.has_tiles
+    with pytest.raises(ValueError, match="no tiles"):
+        core.bf16_products(4)
+    assert kernels.run(SMALL)[0].bf16 is None
 
 
 def test_a_type_without_kernel_gives_no_line() -> None:

@@ -12,4 +12,7 @@ constexpr ActivationKernel kBFloat16Activations = {bf16_bytes, bf16_prepare};
 // Every block-quantised type, F16 and BF16; nullptr for others.
 const LinearKernel* bf16_linear(WeightType type);
 
+// The `bf16_products` of KernelTable.
+float bf16_products(int num_steps);
+
 }  // namespace pelton::amx

@@ -17,7 +17,8 @@ const KernelTable* kernel_table() {
                                           attention_kernels,
                                           &row_kernels,
                                           &sample_kernels,
-                                          &limit_kernels};
+                                          &limit_kernels,
+                                          bf16_products};
     return &table;
 }
 

@@ -107,7 +107,8 @@ def print_table(options: Options, limits: Limits, results: Sequence[Result], con
     table = Table(
         title=f"{isa}, {options.num_threads} thread(s); linear: K = {options.linear.columns}",
         caption=f"limits: read {limits.read / 1e9:.1f} GB/s, int8 {limits.int8 / 1e9:.1f} GOP/s, "
-        f"float32 {limits.float32 / 1e9:.1f} GFLOP/s",
+        f"float32 {limits.float32 / 1e9:.1f} GFLOP/s"
+        + ("" if limits.bf16 is None else f", bf16 {limits.bf16 / 1e9:.1f} GFLOP/s"),
     )
     for name in ("op", "of", "rows", "time (ms)", "GB/s", "GOP/s", "limit", "share", "best"):
         table.add_column(name, justify="left" if name in {"op", "of", "limit"} else "right")

@@ -32,6 +32,8 @@ class Limits:
     read: float
     int8: float
     float32: float
+    bf16: float | None = None
+    """Of the tile unit; None where there is none."""
 
 
 class Threads:
@@ -73,7 +75,7 @@ def measure_read(isa: str, threads: Threads, num_bytes: int, seconds: float) -> 
 
 
 def measure_limits(isa: str, threads: Threads, num_bytes: int, seconds: float) -> Limits:
-    """Read bandwidth over `num_bytes`, and the peak of both kinds of arithmetic; `seconds` for each.
+    """Read bandwidth over `num_bytes`, and the peak of each kind of arithmetic; `seconds` for each.
 
     Raises ValueError for an instruction set that is not here.
     """
@@ -85,7 +87,14 @@ def measure_limits(isa: str, threads: Threads, num_bytes: int, seconds: float) -
         read=measure_read(isa, threads, num_bytes, seconds),
         int8=2 * TILE_ROWS * 32 * num_dots * threads.count / int8.best,
         float32=2 * TILE_ROWS * 4 * num_columns * threads.count / float32.best,
+        bf16=_measure_tiles(core, threads, seconds) if core.has_tiles else None,
     )
+
+
+def _measure_tiles(core: _core.Limits, threads: Threads, seconds: float) -> float:
+    num_steps = _worth_timing(core.bf16_products)
+    times = threads.measure(lambda i: core.bf16_products(num_steps), seconds)
+    return 2 * TILE_ROWS * TILE_ROWS * 32 * num_steps * threads.count / times.best
 
 
 def _worth_timing(work: Callable[[int], object]) -> int:

@@ -64,7 +64,7 @@ def measure_type(
     tiles_each = max(1, num_bytes // tile_bytes // threads.count)
     weights = [kernel.pack(np.tile(one_tile, (tiles_each, 1)), K) for _ in range(threads.count)]
     family = FAMILIES[kernel.family]
-    peak = {"int8": limits.int8, "float32": limits.float32}.get(family)  # the tile unit's own is not measured
+    peak = {"int8": limits.int8, "float32": limits.float32, "bf16": limits.bf16}[family]
     results = []
     for M in products.num_rows:
         used = tiles_each

@@ -68,7 +68,7 @@ def _run(engine: Engine, num_streams: int, prompt: int, tokens: int) -> list[Ste
 
 
 def _judged(op: OpTime, limits: Limits) -> Result:
-    peak = {"int8": limits.int8, "f32": limits.float32}.get(op.family)
+    peak = {"int8": limits.int8, "f32": limits.float32, "bf16": limits.bf16}.get(op.family)
     if op.name.startswith("attend"):
         peak = limits.float32
     mean = op.seconds / op.calls

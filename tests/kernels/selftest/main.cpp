@@ -1,5 +1,5 @@
 // selftest [ISA [SUBJECT ...]]: of the best instruction set, or that one, all kernels, or those of some subjects: a
-// weight type, rows, attention, sample. Exits 1 if a check fails, 2 if this CPU lacks the instruction set.
+// weight type, rows, attention, sample, limits. Exits 1 if a check fails, 2 if this CPU lacks the instruction set.
 #include <cstring>
 
 #include "selftest.h"
@@ -29,6 +29,7 @@ int main(int argc, char** argv) {
     selftest::Counts counts(table->isa);
     if (is_wanted("rows")) selftest::check_rows(*table, *plain, counts);
     if (is_wanted("attention")) selftest::check_attention(*table, *plain, counts);
+    if (is_wanted("limits")) selftest::check_limits(*table, *plain, counts);
     if (is_wanted("sample")) selftest::check_sample(*table, *plain, counts);
     selftest::check_linear(*table, *plain, counts, is_wanted);
     return counts.has_failures() ? 1 : 0;

@@ -141,6 +141,20 @@ void check_attention(const KernelTable& table, const KernelTable& plain, Counts&
     counts.report("attention");
 }
 
+void check_limits(const KernelTable& table, const KernelTable& plain, Counts& counts) {
+    Bytes bytes(1024);
+    Random random{1};
+    for (int i = 0; i < 1024; i++) bytes.data()[i] = static_cast<uint8_t>(random());
+    const uint32_t sum = table.limits->read(bytes.data(), 1024);
+    counts.add(sum == plain.limits->read(bytes.data(), 1024), "limits", "read", 1024);
+    if (table.bf16_products) {
+        for (const int num_steps : {4, 256})
+            counts.add(table.bf16_products(num_steps) == 32.0f * static_cast<float>(num_steps), "limits", "tiles",
+                       num_steps);
+    }
+    counts.report("limits");
+}
+
 void check_sample(const KernelTable& table, const KernelTable& plain, Counts& counts) {
     for (const int n : {1, 255, 256, 1000}) {
         Random random{static_cast<uint64_t>(n)};

@@ -71,6 +71,7 @@ void check_linear(const pelton::KernelTable& table, const pelton::KernelTable& p
                   bool (*is_wanted)(const char* type));
 void check_rows(const pelton::KernelTable& table, const pelton::KernelTable& plain, Counts& counts);
 void check_attention(const pelton::KernelTable& table, const pelton::KernelTable& plain, Counts& counts);
+void check_limits(const pelton::KernelTable& table, const pelton::KernelTable& plain, Counts& counts);
 void check_sample(const pelton::KernelTable& table, const pelton::KernelTable& plain, Counts& counts);
 
 }  // namespace selftest
