@@ -153,7 +153,8 @@ def main() -> None:
             for owner, *names in (
                 (driver, "receive", "send"),
                 (engine, "advance", "step", "_take_news", "_go_on", "_compute", "_draw", "_observe", "message"),
-                (engine.scheduler, "schedule", "commit", "go_on", "settle"),
+                (engine.scheduler, "schedule", "commit"),
+                (engine.scheduler.steady, "go_on", "settle"),
                 (engine._batches, "of", "can_keep"),
                 (engine.runner, "submit", "proceed"),
                 (engine._sampling, "arrays"),

@@ -54,8 +54,8 @@ class Simulation:
             prompt, answer = ([source.randrange(VOCAB) for _ in range(n)] for n in (NUM_PROMPT, num_output))
             sequence = SequenceGroup(request(str(number), prompt, max_tokens=num_output), number).sequences[0]
             self.answers[sequence] = answer
-            scheduler.add(sequence)
-        while scheduler.has_work:
+            scheduler.in_flight.add(sequence)
+        while scheduler.in_flight.has_work:
             work = scheduler.schedule()
             if work.drafting is not None and self.policy is not None:
                 seconds += self.draft(work, work.drafting, self.policy)
@@ -71,8 +71,8 @@ class Simulation:
             for sequence in drawing:
                 sequence.tokens.append(self.answers[sequence][sequence.num_output])
                 if sequence.num_output == num_output:
-                    scheduler.finish(sequence)
-            scheduler.check()
+                    scheduler.in_flight.finish(sequence)
+            scheduler.in_flight.check()
         return seconds
 
     def draft(self, work: Work, drafting: Drafting, policy: DraftPolicy) -> float:

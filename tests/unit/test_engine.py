@@ -132,7 +132,7 @@ def test_drafts_change_nothing(windows, settings):
         for one in MIX
         for choice in range(one.sampling.n)
     }
-    engine.scheduler.speculation = Guesses(truths)  # type: ignore[assignment]
+    engine.scheduler.drafts.speculation = Guesses(truths)  # type: ignore[assignment]
     run(engine, (), transcript)
     assert 0 < engine.counters.accepted <= engine.counters.drafted
     if settings.get("max_batch_tokens") != 9:  # there, only what is sure to be accepted finds room

@@ -98,7 +98,7 @@ class Requests(RuleBasedStateMachine):
             self.transcript.add(self.engine.advance())
             self.engine.check()
 
-    @precondition(lambda self: self.engine.scheduler.has_work)
+    @precondition(lambda self: self.engine.scheduler.in_flight.has_work)
     @rule()
     def fault(self):
         """Whoever was in flight ends with an error; the engine goes on."""
@@ -107,7 +107,7 @@ class Requests(RuleBasedStateMachine):
         self.transcript.add(self.engine.advance())
         if not self.executor.fail_next:
             self.kept -= before
-            assert not self.engine.scheduler.has_work
+            assert not self.engine.scheduler.in_flight.has_work
         self.executor.fail_next = False
 
     @rule()

@@ -32,13 +32,13 @@ class Simulation:
         self.num += 1
         one = request(str(self.num), BODY[:length], max_tokens=max_tokens, tenant=tenant, priority=priority)
         sequence = SequenceGroup(one, self.num).sequences[0]
-        self.scheduler.add(sequence)
+        self.scheduler.in_flight.add(sequence)
         return sequence
 
     def step(self) -> None:
-        known = set(self.scheduler.running)
+        known = set(self.scheduler.in_flight.running)
         work = self.scheduler.schedule()
-        self.started += [s for s in self.scheduler.running if s not in known]
+        self.started += [s for s in self.scheduler.in_flight.running if s not in known]
         chunks = dict(work.chunks)
         rows = [row for sequence, count in chunks.items() for _, row in rows_of(sequence, count)]
         for sequence, count in chunks.items():
@@ -48,10 +48,10 @@ class Simulation:
             self.served[sequence.group.tenant] += OUTPUT
             sequence.tokens.append(1)
             if sequence.num_output == sequence.group.request.sampling.max_tokens:
-                self.scheduler.finish(sequence)
+                self.scheduler.in_flight.finish(sequence)
 
     def finish(self) -> None:
-        while self.scheduler.has_work:
+        while self.scheduler.in_flight.has_work:
             self.step()
 
 
@@ -70,13 +70,13 @@ def test_thousands_of_requests_of_two_tenants_are_shared_by_tokens_not_by_reques
     for length, max_tokens in modest:
         run.arrive(length, max_tokens, "modest")
     most = 16 * (400 + OUTPUT * 60)  # all that runs at once
-    waiting = run.scheduler.waiting
+    waiting = run.scheduler.in_flight.waiting
     while any(s.group.tenant == "modest" for s in waiting):
         for _ in range(20):
             run.step()
         assert abs(run.served["greedy"] - run.served["modest"]) <= most
     assert run.served["modest"] > 40_000
-    run.scheduler.check()
+    run.scheduler.in_flight.check()
 
 
 def test_a_newcomer_waits_for_no_tenants_backlog():
@@ -112,7 +112,7 @@ def test_a_pause_saves_nothing_up():
 def test_a_priority_has_a_turn_whatever_else_comes():
     patience = 2000
     run = Simulation(patience=patience)
-    waiting = run.scheduler.waiting
+    waiting = run.scheduler.in_flight.waiting
     low = [run.arrive(100, 5, priority=9) for _ in range(3)]
     arrived, turns = waiting.num_computed, []
     while any(s.state != "finished" for s in low):
@@ -140,7 +140,7 @@ def test_the_urgent_displace_the_least_urgent_and_only_as_many_as_they_need():
     assert urgent.state == "running"
     assert [s.state for s in (*low, same)] == ["running", "running", "running", "waiting", "waiting"]
     run.finish()
-    assert run.scheduler.num_preempted == 1
+    assert run.scheduler.admission.num_preempted == 1
     assert [s.num_output for s in low] == [100] * 4
 
 
@@ -161,7 +161,7 @@ def test_the_worst_priority_is_preempted_first_and_prefills_by_priority():
     run = Simulation(num_blocks=8, max_sequences=3)  # 7 blocks
     low, old, young = (run.arrive(60, 100, priority=p) for p in (1, 0, 0))
     run.step()
-    while not run.scheduler.num_preempted:
+    while not run.scheduler.admission.num_preempted:
         run.step()
     assert [s.state for s in (low, old, young)] == ["waiting", "running", "running"]
     run.finish()
@@ -213,10 +213,10 @@ def test_the_queue_counts_what_waits():
 def test_the_queue_is_bounded_in_tokens_too():
     run = Simulation(max_sequences=1, max_queue_tokens=1000)
     scheduler = run.scheduler
-    assert not scheduler.is_full(5000)  # it would run at once
+    assert not scheduler.admission.is_full(5000)  # it would run at once
     run.arrive(100, 50)
     run.step()
-    assert not scheduler.is_full(5000)  # the only one
+    assert not scheduler.admission.is_full(5000)  # the only one
     run.arrive(600, 5)
-    assert not scheduler.is_full(400)
-    assert scheduler.is_full(401)
+    assert not scheduler.admission.is_full(400)
+    assert scheduler.admission.is_full(401)

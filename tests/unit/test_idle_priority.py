@@ -14,7 +14,7 @@ def steps_of(scheduler, sequence: Sequence) -> list[dict[Sequence, int]]:
     steps = []
     while sequence.state != "finished":
         steps.append(step(scheduler))
-        scheduler.check()
+        scheduler.in_flight.check()
     return steps
 
 
@@ -33,7 +33,7 @@ def test_whoever_comes_runs_as_if_there_were_no_batch():
     steps = steps_of(shared, one)
     assert [chunks[one] for chunks in steps] == [next(iter(chunks.values())) for chunks in expected]
     assert all(set(chunks) == {one} for chunks in steps)
-    while shared.has_work:
+    while shared.in_flight.has_work:
         step(shared)
     assert [line.num_output for line in lines] == [50] * 30
     assert shared.memory.pools[0].num_used == 0
@@ -68,11 +68,11 @@ def test_idle_priority_is_in_nobodys_way_in_the_queue():
     scheduler = make(100, max_queue=3, max_sequences=2)
     batch(scheduler, 5)
     step(scheduler)
-    assert not scheduler.is_full(10)
-    assert scheduler.is_full(10, IDLE)
+    assert not scheduler.admission.is_full(10)
+    assert scheduler.admission.is_full(10, IDLE)
     for number in range(5):
         arrive(scheduler, number, prompt(10, number), max_tokens=5)
-    assert scheduler.is_full(10)
+    assert scheduler.admission.is_full(10)
 
 
 def test_long_prompts_at_idle_priority_take_no_long_steps():

@@ -145,7 +145,7 @@ class Simulation:
         self.num += 1
         one = request(str(self.num), prompt(1) * length, max_tokens=max_tokens)
         sequence = SequenceGroup(one, self.num).sequences[0]
-        self.scheduler.add(sequence)
+        self.scheduler.in_flight.add(sequence)
         return sequence
 
     def step(self) -> Work:
@@ -166,14 +166,14 @@ class Simulation:
             self.last[sequence] = self.now
             sequence.tokens.append(1)
             if sequence.num_output == sequence.group.request.sampling.max_tokens:
-                self.scheduler.finish(sequence)
+                self.scheduler.in_flight.finish(sequence)
                 del self.last[sequence]
         return work
 
     def load(self, steps: int) -> None:
         """Streams and prompts of all lengths come and go."""
         for _ in range(steps):
-            if self.rng.random() < 0.1 and len(self.scheduler.waiting) < 20:
+            if self.rng.random() < 0.1 and len(self.scheduler.in_flight.waiting) < 20:
                 self.arrive(self.rng.choice([5, 50, 300, 4000]), self.rng.randrange(2, 120))
             self.step()
 

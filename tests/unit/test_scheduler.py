@@ -24,7 +24,7 @@ def make(num_blocks: int = 100, *, is_caching: bool = True, **limits: int) -> Sc
 
 def arrive(scheduler: Scheduler, number: int, tokens: list[int], **params: int) -> Sequence:
     sequence = SequenceGroup(request(str(number), tokens, **params), number).sequences[0]
-    scheduler.add(sequence)
+    scheduler.in_flight.add(sequence)
     return sequence
 
 
@@ -32,14 +32,14 @@ def step(scheduler: Scheduler) -> dict[Sequence, int]:
     """One step in which every row draws token 1; a sequence ends at its max_tokens."""
     work = scheduler.schedule()
     assert sum(work.chunks.values()) <= scheduler.max_tokens
-    assert sum(s.num_slots for s in scheduler.running) <= scheduler.max_sequences
+    assert sum(s.num_slots for s in scheduler.in_flight.running) <= scheduler.admission.max_sequences
     chunks = dict(work.chunks)
     rows = [row for sequence, num_tokens in chunks.items() for _, row in rows_of(sequence, num_tokens)]
     scheduler.commit(work, {})
     for sequence, _, _ in rows:
         sequence.tokens.append(1)
         if sequence.num_output == sequence.group.request.sampling.max_tokens:
-            scheduler.finish(sequence)
+            scheduler.in_flight.finish(sequence)
     return chunks
 
 
@@ -52,21 +52,21 @@ def test_thousands_of_requests_all_end_oldest_admitted_first():
         one = request(str(number), prompt(rng.randrange(1, 200), rng.randrange(20)), max_tokens=rng.randrange(1, 20))
         group = SequenceGroup(one, number)
         groups.append(group)
-        scheduler.add(group.sequences[0])
+        scheduler.in_flight.add(group.sequences[0])
     admitted: set[int] = set()
     steps = 0
-    while scheduler.has_work:
+    while scheduler.in_flight.has_work:
         step(scheduler)
         steps += 1
-        new = sorted({s.group.arrival for s in scheduler.running} - admitted)
+        new = sorted({s.group.arrival for s in scheduler.in_flight.running} - admitted)
         admitted |= set(new)
         first_run += new
         if steps % 50 == 0:
-            scheduler.check()
+            scheduler.in_flight.check()
     assert first_run == sorted(first_run)
     assert all(group.is_finished for group in groups)
     assert scheduler.memory.pools[0].num_used == 0
-    scheduler.check()
+    scheduler.in_flight.check()
 
 
 def test_decodes_come_first_and_prefill_fills_the_rest():
@@ -94,13 +94,13 @@ def test_the_youngest_is_preempted_and_comes_back_first():
     for _ in range(3):
         step(scheduler)
     late = arrive(scheduler, 3, prompt(5, 3))
-    while not scheduler.num_preempted:
+    while not scheduler.admission.num_preempted:
         step(scheduler)
     assert [s.state for s in (old, middle, young)] == ["running", "running", "waiting"]
-    assert list(scheduler.waiting) == [young, late]
+    assert list(scheduler.in_flight.waiting) == [young, late]
     assert young.num_computed == 0
     assert young.num_output > 0
-    while scheduler.has_work:
+    while scheduler.in_flight.has_work:
         step(scheduler)
     assert scheduler.memory.pools[0].num_used == 0
 
@@ -129,11 +129,11 @@ def test_choices_take_slots_from_the_start():
 def test_the_queue_counts_free_places_too():
     scheduler = make(max_sequences=2, max_queue=1)
     for number in range(3):
-        assert not scheduler.is_full(5)
+        assert not scheduler.admission.is_full(5)
         arrive(scheduler, number, prompt(5, number))
-    assert scheduler.is_full(5)
+    assert scheduler.admission.is_full(5)
     step(scheduler)
-    assert scheduler.is_full(5)
+    assert scheduler.admission.is_full(5)
 
 
 class Drafts(Speculation):
@@ -148,7 +148,7 @@ class Drafts(Speculation):
 
 def test_a_draft_that_finds_no_room_is_none_of_a_later_step():
     scheduler = make(3, is_caching=False)
-    scheduler.speculation = drafts = Drafts(scheduler.pace)
+    scheduler.drafts.speculation = drafts = Drafts(scheduler.pace)
     both = [arrive(scheduler, i, prompt(20, i), max_tokens=50) for i in range(2)]
     while any(each.num_computed < BLOCK_TOKENS - 1 for each in both):
         step(scheduler)

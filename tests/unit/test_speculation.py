@@ -85,8 +85,8 @@ class Simulation:
             prompt, answer = text(share, seed)
             sequence = SequenceGroup(request(str(seed), prompt, max_tokens=NUM_OUTPUT), seed).sequences[0]
             answers[sequence] = answer
-            scheduler.add(sequence)
-        while scheduler.has_work:
+            scheduler.in_flight.add(sequence)
+        while scheduler.in_flight.has_work:
             work = scheduler.schedule()
             shape = work.shape
             accepted = {s: count(s, answers[s]) for s in work.chunks if s.draft}
@@ -98,7 +98,7 @@ class Simulation:
                 sequence.tokens.append(answers[sequence][sequence.num_output])
                 if sequence.num_output == NUM_OUTPUT:
                     assert sequence.tokens[sequence.num_prompt :].tolist() == answers[sequence]
-                    scheduler.finish(sequence)
+                    scheduler.in_flight.finish(sequence)
         return seconds
 
 
@@ -135,7 +135,7 @@ def test_a_copy_is_fast_and_a_random_text_costs_nothing():
     assert Simulation("small", None).load(1.0, 1) < seconds("small", 1.0, 1, 0) / 2.5
     engine = Simulation("small", None)
     assert engine.load(0.0, 1) < 1.01 * seconds("small", 0.0, 1, 0)
-    assert engine.scheduler.num_drafted <= 8
+    assert engine.scheduler.drafts.num_drafted <= 8
 
 
 def test_a_load_that_ceases_to_copy_is_noticed():
@@ -147,7 +147,7 @@ def test_a_load_that_ceases_to_copy_is_noticed():
 def test_a_batch_whose_rows_cost_all_the_time_gets_no_drafts():
     engine = Simulation("rows cost all", None)
     engine.load(0.8, 6)
-    assert engine.scheduler.num_drafted < 0.1 * 6 * NUM_OUTPUT
+    assert engine.scheduler.drafts.num_drafted < 0.1 * 6 * NUM_OUTPUT
 
 
 def test_a_step_beside_other_streams_keeps_to_the_target():

@@ -41,7 +41,7 @@ def check_what_is_kept(engine: Engine) -> tuple[list[bool], list[bool]]:
         repeated.append(work in last)
         last[:] = [work]
         if work.plain is None or len(repeated) % 3 == 0:
-            engine.scheduler.settle()
+            engine.scheduler.steady.settle()
             assert work.shape == Work(work.chunks, work.moves, work.num_bytes).shape
             assert all(engine.memory.has_place(sequence, num) for sequence, num in work.chunks.items())
         return work
@@ -73,7 +73,7 @@ def never_steady(engine: Engine) -> None:
     schedule = engine.scheduler.schedule
 
     def anew() -> Work:
-        engine.scheduler._end_steady()
+        engine.scheduler.steady.end()
         return replace(schedule(), is_steady=False)
 
     engine.scheduler.schedule = anew  # type: ignore[method-assign]

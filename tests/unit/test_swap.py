@@ -20,7 +20,7 @@ def displaced(windows=(None,), until=30, swap=10_000, **settings):
     """An engine in which LONG was just preempted for URGENT, after so many steps."""
     blocks = tuple(12 if window is None else 14 for window in windows)
     engine, executor = make_engine(windows=windows, num_blocks=blocks, swap=swap, max_sequences=1, **settings)
-    engine.pace = engine.scheduler.pace = Pace(prices=Prices())
+    engine.pace = engine.scheduler.pace = engine.scheduler.admission.pace = Pace(prices=Prices())
     transcript = Transcript()
     engine.submit(LONG)
     for _ in range(until):
@@ -51,7 +51,7 @@ def test_it_goes_on_where_it_was(windows, until, prefix_cache):
 @pytest.mark.parametrize(("byte", "swapped"), [(1e-9, 1), (1.0, 0)])
 def test_the_faster_way_is_taken(byte, swapped):
     engine, _ = make_engine(swap=10_000, max_sequences=1)
-    engine.scheduler.pace = Pace(prices=Prices(byte=byte))
+    engine.scheduler.admission.pace = Pace(prices=Prices(byte=byte))
     transcript = Transcript()
     for one in (LONG, URGENT):
         engine.submit(one)

@@ -176,7 +176,7 @@ def test_who_is_aborted_while_it_waits_leaves_the_others_waiting(folder: Bounded
         for id, n in (("a", 1), ("b", 1), ("c", 3)):
             engine.submit(request(id, tokens, n=n))
         transcript.add(engine.step())
-        assert [s.state for s in engine.scheduler.fetching.sequences] == ["loading"] * 3
+        assert [s.state for s in engine.scheduler.in_flight.fetching.sequences] == ["loading"] * 3
         engine.abort("a")
         engine.abort("c", 0)
         engine.check()
@@ -195,7 +195,7 @@ def test_who_waits_for_the_disk_counts_in_the_queue(folder: BoundedFolder):
         for id in "abc":
             engine.submit(request(id, tokens))
             transcript.add(engine.step())
-        assert [s.state for s in engine.scheduler.fetching.sequences] == ["loading"] * 3
+        assert [s.state for s in engine.scheduler.in_flight.fetching.sequences] == ["loading"] * 3
         engine.submit(request("d", tokens))
         transcript.add(engine.step())
         last = transcript.last("d")
@@ -257,7 +257,7 @@ def test_what_is_copied_out_is_copied_before_the_disk_writes_there(folder: Bound
     with life(None, num_blocks=13) as (engine, _):
         alone = run(engine, [displaced]).answers("displaced")
     with life(folder, num_blocks=13, swap=10_000, max_sequences=1) as (engine, _):
-        engine.scheduler.pace = engine.scheduler.fetching.pace = Pace(prices=Prices())
+        engine.scheduler.admission.pace = engine.scheduler.in_flight.fetching.pace = Pace(prices=Prices())
         tier, transcript = tier_of(engine), Transcript()
 
         def read_at_once(fetch: Fetch, places: list[Place]) -> None:

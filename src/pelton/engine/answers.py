@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from pelton.backends.base import BAD_LOGITS, Sampled
 from pelton.engine.batch import Row
 from pelton.engine.beam import Candidate, events_of, follow
+from pelton.engine.forks import Forks
+from pelton.engine.in_flight import InFlight
 from pelton.engine.outcome import draw_error, error_event, likeliest, prompt_event, token_event
 from pelton.engine.pins import Pins
 from pelton.engine.protocol import Counters, StepEvent
-from pelton.engine.scheduler import Scheduler
 from pelton.engine.sequence import Sequence, SequenceGroup
 from pelton.errors import PeltonError
 from pelton.ops.data import F32
@@ -23,7 +24,8 @@ class Answers:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        in_flight: InFlight,
+        forks: Forks,
         pins: Pins,
         counters: Counters,
         clock: Callable[[], float],
@@ -31,7 +33,8 @@ class Answers:
     ) -> None:
         self.groups: dict[str, SequenceGroup] = {}
         self.events: list[StepEvent] = []
-        self._scheduler = scheduler
+        self._in_flight = in_flight
+        self._forks = forks
         self._pins = pins
         self._counters = counters
         self._clock = clock
@@ -154,7 +157,7 @@ class Answers:
     ) -> None:
         """End a choice, and its request with the last one."""
         group = sequence.group
-        self._scheduler.finish(sequence)
+        self._in_flight.finish(sequence)
         self.events.append(Finish(group.request.id, sequence.choice, reason, stop_id, logprob))
         if group.is_finished:
             self._end_well(group, group.num_completion)
@@ -191,13 +194,13 @@ class Answers:
             is_open = self.groups.get(group.request.id) is group
             if group.beams is None or not is_open or not group.beams.is_ready:  # it has ended, or gone on already
                 continue
-            follow(group.beams.advance(), group.sequences, self._scheduler)
+            follow(group.beams.advance(), group.sequences, self._forks)
             if group.beams.is_done:
                 self._end_beams(group, events_of(group.beams, group.request))
 
     def _end_beams(self, group: SequenceGroup, events: list[TokenEvent | Finish]) -> None:
         for sequence in group.sequences:
-            self._scheduler.finish(sequence)
+            self._in_flight.finish(sequence)
         self.events += events
         self._end_well(group, sum(isinstance(e, TokenEvent) or e.stop_id is not None for e in events))
 
@@ -205,7 +208,7 @@ class Answers:
         """End a request that an error ends."""
         for sequence in group.sequences:
             if sequence.state != "finished":
-                self._scheduler.finish(sequence)
+                self._in_flight.finish(sequence)
         self._counters.completion_tokens += group.num_completion
         self._end(group, error_event(group.request.id, error))
 

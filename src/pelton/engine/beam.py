@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pelton.request import EngineRequest, Finish, FinishReason, Logprob, SamplingParams, TokenEvent
 
 if TYPE_CHECKING:
-    from pelton.engine.scheduler import Scheduler
+    from pelton.engine.forks import Forks
     from pelton.engine.sequence import Sequence
 
 
@@ -173,16 +173,16 @@ def tokens_of(trail: Trail | None) -> list[Trail]:
     return tokens[::-1]
 
 
-def follow(following: list[Next], sequences: list[Sequence], scheduler: Scheduler) -> None:
+def follow(following: list[Next], sequences: list[Sequence], forks: Forks) -> None:
     """Make the sequences of the slots what the slots have become."""
     for slot, parent, _ in following:
         if slot != parent:
-            scheduler.refork(sequences[parent], sequences[slot])
+            forks.refork(sequences[parent], sequences[slot])
     for slot in set(range(len(sequences))) - {each.slot for each in following}:
-        scheduler.park(sequences[slot])
+        forks.park(sequences[slot])
     for slot, _, token in following:
         sequences[slot].tokens.append(token)
-        scheduler.unpark(sequences[slot])
+        forks.unpark(sequences[slot])
 
 
 def events_of(beams: Beams, request: EngineRequest) -> list[TokenEvent | Finish]:

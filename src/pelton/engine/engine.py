@@ -106,6 +106,7 @@ class Engine:
             tier=self._tier,
             speculation=self._new_speculation(config) if config.speculation == "auto" else None,
         )
+        self._in_flight = self.scheduler.in_flight
         self.context = runner.context
         self.on_news: Callable[[], None] = lambda: None
         """Called from another thread when there is something to do again."""
@@ -125,7 +126,9 @@ class Engine:
         self._backgrounds: list[tuple[Runner, Background]] = []
         self._counters = Counters(kv_blocks_total=sum(pool.num_usable for pool in self.memory.pools))
         self._pins = Pins(self.memory, self.context)
-        self._answers = Answers(self.scheduler, self._pins, self._counters, clock, self._grammars.forget)
+        self._answers = Answers(
+            self._in_flight, self.scheduler.forks, self._pins, self._counters, clock, self._grammars.forget
+        )
         self._open_tier()
 
     def _new_speculation(self, config: EngineConfig) -> Speculation:
@@ -141,7 +144,7 @@ class Engine:
             self.memory.pools,
             self.memory.windows,
             self.runner.plan.bytes_per_block,
-            is_busy=lambda: self.scheduler.has_work,
+            is_busy=lambda: self._in_flight.has_work,
             tell=self._tell,
         )
 
@@ -177,21 +180,21 @@ class Engine:
             self._answers.fail(group, error)
         self._pins.expire(now)
         self._take_compiled()
-        self.scheduler.take_fetched()
+        self._in_flight.take_fetched()
         self._due = min(self._pins.next_end, self._deadlines.next)
 
     def _go_on(self, work: Work, plain: PlainRun) -> bool:
         """Make a steady step of which only tokens are told; False: it has to be computed as any other."""
         if not plain.can_go_on or not self._batches.can_keep(work):
-            self.scheduler.settle()
+            self.scheduler.steady.settle()
             work.plain = None
             return False
         drawn = self.runner.proceed(plain.ends)
         if drawn is not None:
-            self.scheduler.go_on(work, plain, drawn)
+            self.scheduler.steady.go_on(work, plain, drawn)
             self._answers.events.append(Tokens(drawn))
         else:  # an answer may end here
-            self.scheduler.settle()
+            self.scheduler.steady.settle()
             work.plain = None
             self.scheduler.commit(work, {})
             self._answers.add(plain.rows, plain.sampled, {})
@@ -200,7 +203,7 @@ class Engine:
     def _prepare(self, work: Work) -> None:
         """What comes before a step, its drafts among it."""
         self.runner.move(work.moves)
-        self.scheduler.fetching.start()
+        self._in_flight.fetching.start()
         if self._draft_model is not None and work.drafting is not None:
             self._draft_model.run(work, work.drafting)
 
@@ -252,14 +255,14 @@ class Engine:
         self.pace.observe(shape, seconds)
         if self._draft_model is not None:
             self._draft_model.policy.stepped(shape, seconds)
-        self._last_end = ended if self.scheduler.has_work else None
+        self._last_end = ended if self._in_flight.has_work else None
         self._counters.steps += 1
 
     @property
     def has_work(self) -> bool:
         """Would `step` do anything?"""
         return (
-            self.scheduler.has_work
+            self._in_flight.has_work
             or bool(self._answers.events)
             or self._grammars.is_ready
             or (self._tier is not None and self._tier.is_ready)
@@ -294,14 +297,14 @@ class Engine:
     def counters(self) -> Counters:
         """What was done so far, and what is held now."""
         counters = self._counters
-        counters.num_running = len(self.scheduler.running)
-        counters.num_waiting = self.scheduler.num_waiting + self._grammars.num_compiling
+        counters.num_running = len(self._in_flight.running)
+        counters.num_waiting = self._in_flight.num_waiting + self._grammars.num_compiling
         if self._tier is not None:
             counters.disk_bytes_read, counters.disk_bytes_written = self._tier.num_read, self._tier.num_written
-        counters.preempted = self.scheduler.num_preempted
-        counters.swapped = self.scheduler.num_swapped
-        counters.drafted = self.scheduler.num_drafted
-        counters.accepted = self.scheduler.num_accepted
+        counters.preempted = self.scheduler.admission.num_preempted
+        counters.swapped = self.scheduler.admission.num_swapped
+        counters.drafted = self.scheduler.drafts.num_drafted
+        counters.accepted = self.scheduler.drafts.num_accepted
         if self._draft_model is not None:
             counters.drafted_by_model = self._draft_model.policy.num_drafted
             counters.accepted_by_model = self._draft_model.policy.num_accepted
@@ -329,7 +332,7 @@ class Engine:
         self._grammars.compile(request.id, request.grammar, request.thinking, request.tenant)
 
     def _admit(self, group: SequenceGroup) -> None:
-        self.scheduler.add(next(sequence for sequence in group.sequences if sequence.state == "waiting"))
+        self._in_flight.add(next(sequence for sequence in group.sequences if sequence.state == "waiting"))
         self._answers.accept(group)
 
     def learn(self, vocabulary: Vocabulary) -> None:
@@ -358,11 +361,11 @@ class Engine:
         self._processors.check(request.sampling.logits_processors)
         if request.pin_ttl:
             self._pins.check(request)
-        if self.scheduler.is_full(len(request.prompt_ids), request.priority):
-            count, num_tokens = self.scheduler.num_waiting, self.scheduler.num_waiting_tokens
+        if self.scheduler.admission.is_full(len(request.prompt_ids), request.priority):
+            count, num_tokens = self._in_flight.num_waiting, self._in_flight.num_waiting_tokens
             raise Overloaded(
                 f"{count} requests with {num_tokens} prompt tokens are waiting; try again later",
-                retry_after=self.scheduler.seconds_to_serve(),
+                retry_after=self.scheduler.admission.seconds_to_serve(),
             )
         if request.is_constrained:
             self._grammars.check_room(request.tenant)
@@ -408,7 +411,7 @@ class Engine:
 
     def check(self) -> None:
         """Raise `InternalError` unless every block of KV memory is accounted for."""
-        self.scheduler.check()
+        self._in_flight.check()
 
     def start_background(self, tell: Callable[[], None] = lambda: None) -> None:
         """Begin the work beside the steps. `tell` is called, from another thread, when there is something to do or
