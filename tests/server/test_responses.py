@@ -259,6 +259,7 @@ def test_what_changes_nothing_is_listed(url, client):
         ({"input": [{"type": "computer_call"}]}, "input", "'computer_call'"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "no item 'msg_1'"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input", "call_id is missing"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input", "no tool call found"),
         ({"input": []}, "input", "missing"),
         ({"metadata": {"k" * 65: "v"}}, "metadata", "65 characters"),
         ({"metadata": {str(i): "v" for i in range(17)}}, "metadata", "17 pairs"),

@@ -24,7 +24,7 @@ from pelton.server.openai_pages import Page, page
 from pelton.server.openai_types import ErrorAnswer
 from pelton.server.operation import Dialect, Operation, get, post
 from pelton.server.responses_background import Background, Log, Run
-from pelton.server.responses_prompt import items, prompt, response_id
+from pelton.server.responses_prompt import check_calls, items, prompt, response_id
 from pelton.server.responses_reply import ResponseReply, error_body
 from pelton.server.responses_request import ignored, request_of, response_of
 from pelton.server.responses_store import MAX_THREAD, ResponseNotFound, ResponseStore, not_stored
@@ -117,6 +117,7 @@ class Responses:
             if item.id in seen:
                 raise InvalidRequest(f"input: the item {item.id!r} is there twice, or in the thread", param="input")
             seen.add(item.id)
+        check_calls(before, own)
         return before, own
 
     async def _beside(self, ids: Collection[str]) -> dict[str, wire.Item]:

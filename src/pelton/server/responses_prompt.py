@@ -93,6 +93,17 @@ def _item(given: wire.InputItem, index: int, response_id: str, find: Find) -> wi
     raise InvalidRequest(f"{where}: items of type {kind[:60]!r} are not offered here", param="input")
 
 
+def check_calls(before: Sequence[wire.Item], own: Sequence[wire.Item]) -> None:
+    """Raise `InvalidRequest` for an output among a request's own items whose call does not stand before it."""
+    calls = {each.call_id for each in before if isinstance(each, wire.FunctionCall)}
+    for item in own:
+        if isinstance(item, wire.FunctionCall):
+            calls.add(item.call_id)
+        elif isinstance(item, wire.FunctionCallOutput) and item.call_id not in calls:
+            message = f"input: no tool call found for function call output with call_id {item.call_id[:200]!r}"
+            raise InvalidRequest(message, param="input")
+
+
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 _STATUS: dict[str, wire.ItemStatus] = {"incomplete": "incomplete", "in_progress": "in_progress"}
 
