@@ -82,3 +82,14 @@ def test_long_prompts_at_idle_priority_take_no_long_steps():
     assert 10 < step(scheduler)[line] < 95
     (one,) = [arrive(scheduler, 1, prompt(2000, 9), max_tokens=5)]
     assert step(scheduler) == {one: 512}
+
+
+def test_nor_while_the_urgent_ones_wait_for_something_else_than_a_step():
+    scheduler = make(1000, max_tokens=512)
+    scheduler.pace = Pace(0.1, Prices(step=0.01, token=0.001), 0.0)
+    (line,) = batch(scheduler, 1, length=2000)
+    step(scheduler)
+    one = arrive(scheduler, 1, prompt(10, 9), max_tokens=5)
+    scheduler.commit(scheduler.schedule(), {})
+    assert (one.state, one.num_new) == ("running", 0)  # nothing was drawn
+    assert 10 < step(scheduler)[line] < 95

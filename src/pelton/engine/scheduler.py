@@ -30,6 +30,7 @@ from pelton.engine.step_drafts import StepDrafts
 from pelton.engine.tiers import DiskTier
 from pelton.engine.work import Work
 from pelton.ops.data import BLOCK_TOKENS
+from pelton.request import IDLE
 
 PROBE = 16
 """After so many steps with prefill there is one of decodes alone, so that it stays known what those cost, where the
@@ -128,7 +129,7 @@ class Scheduler:
         return prefills
 
     def _give_prefills(self, work: Work, prefills: list[Sequence]) -> None:
-        tokens, seconds = self.max_tokens - sum(work.chunks.values()), self._spare_seconds(work)
+        tokens, seconds = self.max_tokens - sum(work.chunks.values()), self._spare_seconds(work, prefills)
         oldest = min(prefills, key=lambda s: s.age)
         kept_tokens = min(oldest.num_new, -(-tokens // 4))
         kept_seconds = min(seconds / 4, self.pace.chunk_seconds(oldest.num_computed, oldest.num_new, oldest.is_scored))
@@ -145,9 +146,9 @@ class Scheduler:
                 tokens -= given
                 seconds -= self.pace.chunk_seconds(start, given, sequence.is_scored)
 
-    def _spare_seconds(self, work: Work) -> float:
-        """What prefills may add to the time of a step with these decodes."""
-        if not work.chunks and self.in_flight.urgent:
+    def _spare_seconds(self, work: Work, prefills: list[Sequence]) -> float:
+        """What these prefills, all of idle priority or none, may add to the time of a step with these decodes."""
+        if not work.chunks and prefills[0].rank < IDLE:
             return math.inf
         return self.pace.spare(work.shape, self.memory.num_bytes(self.memory.moves))
 
