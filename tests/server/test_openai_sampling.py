@@ -106,7 +106,7 @@ def test_echo_comes_before_the_answer(client, service):
         assert choice.text == "Good dayHello 🦙"
         assert choice.logprobs.tokens == ["Good", " day", "Hel", "lo", " 🦙"]
         assert choice.logprobs.token_logprobs == [None, -2.0, -0.1, -0.1, -0.1]
-        assert choice.logprobs.top_logprobs[:2] == [None, {" bye": -0.5}]
+        assert choice.logprobs.top_logprobs[:2] == [None, {" bye": -0.5, " day": -2.0}]
         assert choice.logprobs.text_offset == [0, 4, 8, 11, 13]
     assert service.requests[0].echo
     assert service.requests[0].sampling.prompt_logprobs == 2

@@ -254,7 +254,7 @@ class CompletionReply(OpenAIReply[wire.CompletionRequest]):
         for token in tokens:
             columns.tokens.append(token.text)
             columns.token_logprobs.append(token.logprob)
-            columns.top_logprobs.append(_by_text(token.top[: self._num_logprobs]))
+            columns.top_logprobs.append(_by_text((*token.top[: self._num_logprobs], token)))
             columns.text_offset.append(offset)
             offset += len(token.text)
         self._offsets[index] = offset
@@ -285,7 +285,8 @@ def _usage(usage: Usage) -> wire.WireUsage:
 
 
 def _by_text(tokens: Sequence[TokenText]) -> dict[str, float]:
-    """Logprobs, the likeliest first; of tokens with one text (parts of characters) the likeliest."""
+    """Logprobs of the likeliest tokens, in this order, and of the one that came; of tokens with one text (parts of
+    characters) the likeliest."""
     logprobs: dict[str, float] = {}
     for token in tokens:
         logprobs.setdefault(token.text, token.logprob)
