@@ -273,26 +273,58 @@ def test_speculated(model: Path, settings: dict[str, int]):
     engine.close()
 
 
+def load_with_disk(path: Path, folder: BoundedFolder, **settings: object) -> Engine:
+    config = EngineConfig(**({"kv_memory": MEMORY, "threads": 2} | settings))  # type: ignore[arg-type]
+    engine = engines.load(Start(str(path), config, prefixes=folder))
+    engine.runner.digest = "the model's"
+    engine._open_tier()
+    return engine
+
+
+def wait_for_files(folder: BoundedFolder, count: int) -> None:
+    deadline = time.monotonic() + 20
+    while len(folder.names("")) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_from_disk_in_another_life(model: Path, expected: dict[str, Answer], tmp_path: Path):
     folder = BoundedFolder(str(tmp_path), 10**9, "prefix")
 
-    def live() -> tuple[Engine, dict[str, Answer], dict[str, Usage]]:
-        engine = engines.load(Start(str(model), EngineConfig(kv_memory=MEMORY, threads=2), prefixes=folder))
-        engine.runner.digest = "the model's"
-        engine._open_tier()
-        return engine, *run(engine, mix(tiny.VOCAB))
-
-    engine, answers, _ = live()
-    assert answers == expected
-    deadline = time.monotonic() + 20
-    while len(folder.names("")) < 2:  # of the two long prompts
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    engine = load_with_disk(model, folder)
+    assert run(engine, mix(tiny.VOCAB))[0] == expected
+    wait_for_files(folder, 2)  # of the two long prompts
     engine.close()
-    engine, answers, usages = live()
+    engine = load_with_disk(model, folder)
+    answers, usages = run(engine, mix(tiny.VOCAB))
     assert answers == expected
     assert (usages["long"].cached_tokens, usages["long seeded"].cached_tokens) == (576, 512)
     engine.close()
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "f32"])
+def test_other_types_of_keys_and_values(model: Path, expected: dict[str, Answer], kv_dtype: str, tmp_path: Path):
+    """Batched, cut into chunks, drafted, cached, copied to host memory and back, and read from disk: each type's answers
+    are its own alone."""
+    asked = [one for one in mix(tiny.VOCAB) if one.id in ("long", "choices", "penalties", "scored")]
+    own = alone(model, asked, kv_dtype=kv_dtype)
+    assert own["long"] != expected["long"]
+    engine = load(model, kv_dtype=kv_dtype, max_batch_tokens=50, prefix_cache=True)
+    for _ in range(2):  # the second time they are cached
+        assert run(engine, asked)[0] == own
+    engine.close()
+    engine = load_smallest(model, kv_dtype=kv_dtype, context=320, max_batch_tokens=64, swap_memory=64 << 20)
+    assert run(engine, growing(tiny.VOCAB))[0] == alone(model, growing(tiny.VOCAB), kv_dtype=kv_dtype)
+    assert engine.counters.swapped > 0
+    engine.close()
+    folder = BoundedFolder(str(tmp_path), 10**9, "prefix")
+    for life in range(2):
+        engine = load_with_disk(model, folder, kv_dtype=kv_dtype)
+        answers, usages = run(engine, asked[:1])
+        assert answers["long"] == own["long"]
+        assert usages["long"].cached_tokens == 576 * life
+        wait_for_files(folder, 1)
+        engine.close()
 
 
 SMOLLM2_VOCAB = 49152
