@@ -304,8 +304,8 @@ def test_from_disk_in_another_life(model: Path, expected: dict[str, Answer], tmp
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "f32"])
 def test_other_types_of_keys_and_values(model: Path, expected: dict[str, Answer], kv_dtype: str, tmp_path: Path):
-    """Batched, cut into chunks, drafted, cached, copied to host memory and back, and read from disk: each type's answers
-    are its own alone."""
+    """Batched, cut into chunks, drafted, cached, copied to host memory and back, and read from disk: each
+    type has the answers that it has alone."""
     asked = [one for one in mix(tiny.VOCAB) if one.id in ("long", "choices", "penalties", "scored")]
     own = alone(model, asked, kv_dtype=kv_dtype)
     assert own["long"] != expected["long"]
