@@ -9,7 +9,7 @@ from collections.abc import Sequence, Sized
 import msgspec
 
 from pelton.errors import InvalidRequest
-from pelton.request import ProcessorCall, Request, SamplingParams
+from pelton.request import IDLE, ProcessorCall, Request, SamplingParams
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -24,6 +24,9 @@ MAX_STRING_LENGTH = 1024
 MAX_LOGIT_BIAS = 4096
 MAX_PROCESSORS = 64
 MAX_TOOLS = 128
+MAX_PRIORITY = IDLE
+MIN_TIMEOUT = 0.001
+"""Seconds."""
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 RANGES: dict[str, tuple[float, float]] = {
@@ -88,6 +91,14 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     for bias in sampling.logit_bias.values():
         check_range("logit_bias", bias, -100, 100)
     _check_processors(sampling.logits_processors)
+
+
+def check_policy(request: Request) -> None:
+    """Raise `InvalidRequest` for a priority or a time that cannot be."""
+    check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    for name, seconds in (("timeout", request.timeout), ("queue_timeout", request.queue_timeout)):
+        if seconds is not None:
+            check_range(name, seconds, MIN_TIMEOUT, math.inf)
 
 
 def check_tools(request: Request) -> None:

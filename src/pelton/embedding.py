@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pelton.checks import check_ids
+from pelton.checks import check_ids, check_policy, check_range
 from pelton.engine.client import error_of
 from pelton.errors import ContextLengthExceeded, InternalError, InvalidRequest
 from pelton.request import (
@@ -22,6 +23,7 @@ from pelton.request import (
     Finish,
     Pooling,
     Request,
+    SamplingParams,
     TextDelta,
     TextDone,
     TextEmbedding,
@@ -31,24 +33,8 @@ from pelton.request import (
 )
 
 if TYPE_CHECKING:
-    from pelton.service import Engine
-    from pelton.text.tokenizer import Tokenizer
-
-
-class Model(Protocol):
-    """What is to be known of a model."""
-
-    tokenizer: Tokenizer
-
-    @property
-    def context(self) -> int:
-        """Tokens that a text may have."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids of [0, vocab_size) may be used."""
-        ...
+    from pelton.engine.contract import Engine
+    from pelton.prompting import Model
 
 
 SLACK = 4096
@@ -119,7 +105,38 @@ def finished(vector: bytes, params: EmbeddingParams) -> bytes:
     return values.astype("<f4").tobytes()
 
 
-async def embed(
+class Embedder:
+    """One model's. `metadata`: of its file; `pooling`: as in the settings."""
+
+    def __init__(self, model: Model, engine: Engine, metadata: Mapping[str, Any], pooling: Pooling | None) -> None:
+        self._model = model
+        self._engine = engine
+        self._metadata = metadata
+        self._pooling = pooling
+
+    async def start(self, request: Request, params: EmbeddingParams) -> AsyncGenerator[TextEvent, None]:
+        """`Service.generate`, for a text that is embedded."""
+        check_policy(request)
+        if params.dimensions is not None:
+            check_range("dimensions", params.dimensions, 1, self._engine.info.width)
+        text = await asyncio.to_thread(read, self._model, request, params.truncation)
+        engine_request = EngineRequest(
+            id=request.id,
+            prompt_ids=text.ids,
+            sampling=SamplingParams(max_tokens=0, seed=0),
+            pooling=pooling_of(self._metadata, params.pooling, self._pooling),
+            priority=request.priority,
+            tenant=request.tenant or request.user or "",
+            timeout=request.timeout,
+            queue_timeout=request.queue_timeout,
+            cache_salt=request.cache_salt,
+        )
+        events = _embed(self._engine, engine_request, params, text.warnings)
+        await anext(events)  # The acceptance. From here on, closing `events` aborts the request.
+        return events
+
+
+async def _embed(
     engine: Engine, request: EngineRequest, params: EmbeddingParams, warnings: tuple[str, ...]
 ) -> AsyncGenerator[TextEvent, None]:
     """First an empty piece, once the engine has accepted the request; then its vector, and its end."""

@@ -22,6 +22,7 @@ from pelton.config import ServerConfig
 from pelton.engine.protocol import Counters, EngineInfo, PinInfo
 from pelton.errors import InvalidRequest, ModelNotFound, PeltonError
 from pelton.pool import Memory, ModelCard, Pool, Preset, Resident, StoredModel
+from pelton.prompting import EncodedPrompt
 from pelton.request import (
     ChoiceEvent,
     Request,
@@ -35,7 +36,6 @@ from pelton.request import (
 )
 from pelton.server.app import App
 from pelton.server.protocol import bounded_protocol
-from pelton.service import EncodedPrompt
 
 VECTOR = array("f", (0.5, -0.5, 0.5, 0.5)).tobytes()
 """Of every text."""

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from pelton.errors import ContextLengthExceeded, EngineDied, InvalidRequest, Overloaded, PeltonError
+from pelton.prompting import NUM_THREADS, EncodedPrompt, Prompts
 from pelton.request import (
     EngineRequest,
     ErrorEvent,
@@ -29,7 +30,7 @@ from pelton.request import (
     TextFinish,
     TokenEvent,
 )
-from pelton.service import NUM_THREADS, EncodedPrompt, Service
+from pelton.service import Service
 from pelton.text.enforcement import Enforcement
 from pelton.text.tokenizer import Tokenizer
 from tests.unit.scripted_engine import Script, ScriptedEngine, info, saying
@@ -495,8 +496,8 @@ def test_what_a_service_says_of_itself() -> None:
 def test_a_prompt_that_is_prepared_is_made_once_as_long_as_it_is_held(monkeypatch):
     engine = ScriptedEngine(saying(ids("x")))
     own, asked, made = service(engine), request(prompt="Hello"), []
-    encode = own._encode_text
-    monkeypatch.setattr(own, "_encode_text", lambda each: made.append(each) or encode(each))
+    make = own._prompts._make
+    monkeypatch.setattr(own._prompts, "_make", lambda each: made.append(each) or make(each))
 
     async def twice() -> None:
         for _ in range(2):
@@ -513,13 +514,13 @@ def test_a_prompt_that_is_prepared_is_made_once_as_long_as_it_is_held(monkeypatc
 
 def test_templates_that_nobody_waits_for_any_more_leave_threads_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     is_over, begun = threading.Event(), threading.Semaphore(0)
-    encode = Service._encode_text
+    make = Prompts._make
 
-    def slow(self: Service, asked: Request) -> EncodedPrompt:
+    def slow(self: Prompts, asked: Request) -> EncodedPrompt:
         if asked.chat_template is not None:
             begun.release()
             assert is_over.wait(20)
-        return encode(self, asked)
+        return make(self, asked)
 
     async def main() -> None:
         served = service(ScriptedEngine(saying(ids("x"))))
@@ -535,7 +536,7 @@ def test_templates_that_nobody_waits_for_any_more_leave_threads_to_others(monkey
         is_over.set()
         await asyncio.gather(*waiting)
 
-    monkeypatch.setattr(Service, "_encode_text", slow)
+    monkeypatch.setattr(Prompts, "_make", slow)
     try:
         run(main())
     finally:

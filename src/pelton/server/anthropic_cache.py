@@ -24,7 +24,8 @@ from pelton.server.anthropic_prompt import prompt
 from pelton.server.context import current
 
 if TYPE_CHECKING:
-    from pelton.service import EncodedPrompt, Service
+    from pelton.prompting import EncodedPrompt
+    from pelton.service import Service
 
 log = logging.getLogger("pelton.server")
 
