@@ -20,6 +20,7 @@ class MockHub:
         self.requests: list[tuple[str, str, Message]] = []
         self.sent = 0
         self.drops: list[int] = []  # bytes after which the next answers' connections are cut
+        self.faults: list[int] = []  # the next answers' statuses
         self.corrupt = False
         self.surplus = b""
         self.silent = False
@@ -52,6 +53,9 @@ class Handler(BaseHTTPRequestHandler):
         hub.requests.append((method, self.path, self.headers))
         while hub.silent:
             time.sleep(0.05)
+        if hub.faults:
+            self.plain(hub.faults.pop(0), b"", {"Retry-After": "0"})
+            return
         if self.path.startswith("/api/models/"):
             self.listing()
             return

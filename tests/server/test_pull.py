@@ -101,6 +101,26 @@ def test_a_download_that_was_given_up_goes_on_in_the_next_pull(hub, config, monk
     assert hub.sent == len(DATA)
 
 
+def test_a_server_that_cannot_answer_now_is_asked_again(hub, config, monkeypatch):
+    monkeypatch.setattr(download, "FIRST_WAIT", 0.01)
+    hub.faults = [503]
+    hub.drops = [700_000]
+    gather = huggingface.gather
+
+    def faulty(*args):
+        hub.faults = [500, 429]
+        gather(*args)
+
+    monkeypatch.setattr(huggingface, "gather", faulty)
+    assert pull(NAME, config).read_bytes() == DATA
+    assert [headers.get("Range") for headers in hub.gets()] == [None, None, None, "bytes=700000-"]
+    Store(config).remove(NAME)
+    monkeypatch.setattr(huggingface, "gather", gather)
+    hub.files.clear()
+    with pytest.raises(HubError, match="404"):  # which is no better the next time
+        pull(NAME, config)
+
+
 def test_a_server_without_ranges_starts_over(hub, config):
     hub.drops = [400_000]
     hub.ignore_range = True

@@ -20,8 +20,12 @@ CONNECT_SECONDS = 10.0
 """How long a server may take until it is connected."""
 READ_SECONDS = 30.0
 """How long a download may stand still."""
-MAX_FAILURES = 3
+MAX_FAILURES = 5
 """Connections in a row that may bring nothing."""
+FIRST_WAIT, MAX_WAIT = 0.25, 30.0
+"""Seconds between two of them, which double with each, and those that a server may ask for."""
+PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""States of a server, not of what it is asked for: it may answer soon."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,29 @@ class Address:
         return self.url.partition("?")[0]
 
 
+class Passing(Exception):
+    """A server cannot answer now. `wait`: seconds after which it wants to be asked again, as far as it says."""
+
+    def __init__(self, status: int, wait: float) -> None:
+        super().__init__(f"it answers with status {status}")
+        self.wait = wait
+
+
+def refuse_error(response: httpx2.Response, shown: str, denied: str) -> None:
+    """Raises `Passing` for an error that may be over soon, and HubError for any other one."""
+    if response.status_code in PASSING:
+        asked = response.headers.get("Retry-After", "")
+        raise Passing(response.status_code, min(float(asked), MAX_WAIT) if asked.isdecimal() else 0.0)
+    if response.is_error:
+        hint = f": {denied}" if response.status_code in (401, 403) else ""
+        raise HubError(f"{shown} answers with status {response.status_code}{hint}")
+
+
+def pause(num_failures: int, least: float = 0.0) -> None:
+    """Wait before the next try, the longer the more have failed."""
+    time.sleep(max(FIRST_WAIT * 2**num_failures, least))
+
+
 def gather(address: Address, path: Path, tell: Callable[[int], None]) -> None:
     """Streams until the file at `path` is whole, going on where a connection dropped. The partial file stays where
     this raises HubError."""
@@ -48,7 +75,7 @@ def gather(address: Address, path: Path, tell: Callable[[int], None]) -> None:
 
     failures = 0
     while True:
-        before = _size(path)
+        before, wait = _size(path), 0.0
         if before == address.size:
             break
         try:
@@ -60,6 +87,8 @@ def gather(address: Address, path: Path, tell: Callable[[int], None]) -> None:
         except httpx2.TransportError as error:
             refuse_certificate(address.shown, error)
             trouble = first_line(error)
+        except Passing as error:
+            trouble, wait = str(error), error.wait
         here = _size(path)
         if address.size is not None and here >= address.size:
             break
@@ -69,7 +98,7 @@ def gather(address: Address, path: Path, tell: Callable[[int], None]) -> None:
                 f"the download stopped at {here} of {address.size or 'unknown'} bytes ({trouble}); "
                 "pulling again goes on from there"
             )
-        time.sleep(0.25 * 2**failures)
+        pause(failures, wait)
 
 
 def gather_checked(path: Path, gather: Callable[[], None], check: Callable[[], None]) -> None:
@@ -127,9 +156,7 @@ def _stream(client: httpx2.Client, address: Address, path: Path, start: int, tel
             path.unlink()
             _stream(client, address, path, 0, tell)
             return
-        if response.is_error:
-            hint = f": {address.denied}" if response.status_code in (401, 403) else ""
-            raise HubError(f"{address.shown} answers with status {response.status_code}{hint}")
+        refuse_error(response, address.shown, address.denied)
         expected = f"bytes {start}-"
         if response.status_code != 206 or not response.headers.get("Content-Range", "").startswith(expected):
             start = 0

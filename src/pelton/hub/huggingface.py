@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path, PurePosixPath
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from pelton.errors import HubError
 from pelton.hub.catalogue import HubSource, Model
-from pelton.hub.download import Address, first_line, gather
+from pelton.hub.download import PASSING, Address, first_line, gather, pause
 from pelton.hub.source import FileInfo, Progress, RemoteFile, Report
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
 
 ANSWER_SECONDS = 4.0
 """How long the hub may take to say what it has, in all; then the next source is tried."""
@@ -72,13 +76,18 @@ def _ask(endpoint: str, question: Callable[[], T]) -> T:
     import httpx2
     from huggingface_hub.errors import FileMetadataError, HfHubHTTPError
 
+    until = time.monotonic() + ANSWER_SECONDS / 2
     answers: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
 
-    def work() -> None:
+    def work(num_failures: int = 0) -> None:
         try:
             answers.put((question(), None))
         except BaseException as error:
-            answers.put((None, error))
+            if isinstance(error, HfHubHTTPError) and _is_passing(error) and time.monotonic() < until:
+                pause(num_failures)
+                work(num_failures + 1)
+            else:
+                answers.put((None, error))
 
     threading.Thread(target=work, daemon=True, name="hub-metadata").start()
     try:
@@ -93,6 +102,10 @@ def _ask(endpoint: str, question: Callable[[], T]) -> T:
     if failure is not None:
         raise failure
     return answer  # type: ignore[return-value]  # there is one where there is no failure
+
+
+def _is_passing(error: HfHubHTTPError) -> bool:
+    return error.response is not None and error.response.status_code in PASSING
 
 
 Found = tuple[str, list[tuple[str, str | None, int | None]]]

@@ -15,7 +15,6 @@ import re
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,13 +27,24 @@ from urllib.request import url2pathname
 import msgspec
 
 from pelton.errors import HubError
-from pelton.hub.download import CONNECT_SECONDS, MAX_FAILURES, READ_SECONDS, Address, first_line, refuse_certificate
+from pelton.hub.download import (
+    CONNECT_SECONDS,
+    READ_SECONDS,
+    Address,
+    Passing,
+    first_line,
+    pause,
+    refuse_certificate,
+    refuse_error,
+)
 
 if TYPE_CHECKING:
     import httpx2
 
 PYPI = "https://pypi.org/simple"
 DENIED = "it wants a name and a password: in pip's index-url (https://NAME:PASSWORD@HOST/...) or in ~/.netrc"
+MAX_TRIES = 3
+"""Of asking for a page."""
 MAX_PAGE = 16 << 20
 """Bytes of an index's page."""
 _ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
@@ -176,13 +186,17 @@ def _page(place: _Place, http: httpx2.Client) -> tuple[str, str, bytes]:
     """Where a page is in the end, its type and its bytes."""
     import httpx2
 
-    for attempt in range(MAX_FAILURES):
+    wait = 0.0
+    for attempt in range(MAX_TRIES):
+        if attempt:
+            pause(attempt, wait)
         try:
             return _ask(place, http)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             refuse_certificate(place.where, error)
             trouble = first_line(error)
-        time.sleep(0.25 * 2**attempt)
+        except Passing as error:
+            trouble, wait = str(error), error.wait
     raise HubError(f"cannot reach {place.where}: {trouble}")
 
 
@@ -193,9 +207,7 @@ def _ask(place: _Place, http: httpx2.Client) -> tuple[str, str, bytes]:
     timeout = httpx2.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
     text = bytearray()
     with http.stream("GET", place.where, headers=headers, timeout=timeout, follow_redirects=True) as response:
-        if response.is_error:
-            hint = f": {DENIED}" if response.status_code in (401, 403) else ""
-            raise HubError(f"{place.where} answers with status {response.status_code}{hint}")
+        refuse_error(response, place.where, DENIED)
         for chunk in response.iter_bytes():
             text += chunk
             if len(text) > MAX_PAGE:
