@@ -150,13 +150,16 @@ void run_chunk(const uint8_t* tiles, const Activations& x, const Chunk& chunk, f
 template <class Type>
 void run_many(const uint8_t* tiles, const Activations& x, float* out, size_t ldo, int t0, int t1, uint8_t* scratch) {
     constexpr int kChunkPanels = kChunkRows / kPanelRows;
-    constexpr int kChunkGroups = (int)(kChunkBytes / (kChunkRows * kRowBlockBytes * kGroupBlocks));
+    const auto least = [](int a, int b) { return a < b ? a : b; };
+    // Few rows take all columns at once: each tile is read from end to end. Where a pass leaves the rest of a tile to
+    // the next one, what is prefetched across the gap is not what comes, and memory is waited for.
+    const size_t group_bytes = (size_t)least(x.num_rows, kChunkRows) * kRowBlockBytes * kGroupBlocks;
+    const int chunk_groups = (int)(kChunkBytes / group_bytes);
     const int num_panels = (x.num_rows + kPanelRows - 1) / kPanelRows;
     const int num_groups = (x.num_blocks + kGroupBlocks - 1) / kGroupBlocks;
-    const auto least = [](int a, int b) { return a < b ? a : b; };
     for (int p = 0; p < num_panels; p += kChunkPanels)
-        for (int g = 0; g < num_groups; g += kChunkGroups) {
-            const Chunk chunk = {p, least(p + kChunkPanels, num_panels), g, least(g + kChunkGroups, num_groups)};
+        for (int g = 0; g < num_groups; g += chunk_groups) {
+            const Chunk chunk = {p, least(p + kChunkPanels, num_panels), g, least(g + chunk_groups, num_groups)};
             run_chunk<Type>(tiles, x, chunk, out, ldo, t0, t1, (float*)scratch);
         }
 }
