@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from pelton import config
-from pelton.cli.main import KV_TYPES
+from pelton.cli.options import KV_TYPES
 from pelton.errors import ConfigError
 from pelton.ops.data import KVType
 

@@ -1,4 +1,5 @@
-"""`pelton`: subcommands and their options. Everything heavy is imported inside the command that needs it."""
+"""`pelton`: subcommands and their options; `keys_commands` and `bench_commands` have two groups of them. What is
+heavy is imported inside the command that needs it."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from typing import Any
 import click
 
 from pelton import __version__
+from pelton.cli.bench_commands import bench
+from pelton.cli.keys_commands import keys
+from pelton.cli.options import engine_options, server_options
 from pelton.errors import PeltonError
 
-KV_TYPES = ("f32", "bf16", "f16", "int8")
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -47,48 +49,6 @@ def _mend_streams() -> None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-
-
-def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The settings of one model's engine; each also has a PELTON_ variable."""
-    options = [
-        click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads. [default: one per core]"),
-        click.option(
-            "--context", type=click.IntRange(1), help="Tokens a conversation may hold. [default: the model's]"
-        ),
-        click.option("--kv-dtype", type=click.Choice(KV_TYPES), help="Type of the KV cache. [default: f16]"),
-        click.option(
-            "--isa", type=click.Choice(["generic", "avx2", "avx512", "amx"]), help="[default: the CPU's best]"
-        ),
-        click.option(
-            "--speculation",
-            type=click.Choice(["auto", "off"]),
-            help="Draft tokens from the text so far, where it pays; answers stay the same. [default: auto]",
-        ),
-        click.option(
-            "--draft-model",
-            metavar="MODEL",
-            help="A smaller model with the same vocabulary that drafts tokens, too, where it pays.",
-        ),
-        click.option(
-            "--packed-cache-size",
-            type=click.FloatRange(0),
-            help="GB of disk for what makes the next start fast; 0: none. [default: 20]",
-        ),
-        click.option(
-            "--prefix-cache-dir",
-            type=click.Path(file_okay=False),
-            help="Where prompts' keys and values are kept for the next start. [default: beside the models]",
-        ),
-        click.option(
-            "--prefix-cache-size",
-            type=click.FloatRange(0),
-            help="GB of disk for them; 0: none. [default: 4]",
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 @click.group(cls=Group, context_settings=CONTEXT)
@@ -251,12 +211,6 @@ def rm(model: tuple[str, ...]) -> None:
     models.remove(model)
 
 
-def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Where the server is that a command asks."""
-    url = click.option("--url", help="Address of the server. [default: PELTON_URL, or this machine's port 8000]")
-    return url(click.option("--api-key", help="[default: PELTON_API_KEY]")(command))
-
-
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="As the server tells it.")
 @server_options
@@ -291,183 +245,5 @@ def plan(model: str, **options: Any) -> None:
     command.plan(model, **options)
 
 
-@main.group()
-def keys() -> None:
-    """Make, list and revoke the API keys of this machine's servers."""
-
-
-@keys.command("create")
-@click.option("--name", required=True, help="Whose it is.")
-@click.option("--scopes", help="Of inference, models, metrics, admin; separated by commas. [default: inference]")
-@click.option("--models", help="Names of the models that it may use, separated by commas. [default: all]")
-@click.option("--rpm", type=click.IntRange(1), help="Requests per minute. [default: any number]")
-@click.option("--tpm", type=click.IntRange(1), help="Tokens per minute, in and out. [default: any number]")
-@click.option("--expires", help="30d, 12h, or a date as 2027-01-31 (UTC). [default: never]")
-def keys_create(**options: Any) -> None:
-    """Make a key and print it, this once."""
-    from pelton.cli import keys as command
-
-    command.create(**options)
-
-
-@keys.command("list")
-@click.option("--json", "as_json", is_flag=True, help="One JSON line per key.")
-def keys_list(as_json: bool) -> None:
-    """List the keys."""
-    from pelton.cli import keys as command
-
-    command.list_keys(as_json)
-
-
-@keys.command("revoke")
-@click.argument("name")
-def keys_revoke(name: str) -> None:
-    """End the key of this NAME, or of this id, at once."""
-    from pelton.cli import keys as command
-
-    command.revoke(name)
-
-
-@keys.command("usage")
-@click.option("--name", help="One key's alone: its name or its id. [default: all]")
-@click.option("--since", help="First day, as 2027-01-31 (UTC). [default: the first there is]")
-@click.option("--json", "as_json", is_flag=True, help="One JSON line per day, key and model.")
-def keys_usage(**options: Any) -> None:
-    """Show what keys have used, by day and model."""
-    from pelton.cli import keys as command
-
-    command.usage(**options)
-
-
-@main.group()
-def bench() -> None:
-    """Measure, beside the machine's limits."""
-
-
-@bench.command("kernels")
-@click.option("--isa", type=click.Choice(["generic", "avx2", "avx512", "amx"]), help="[default: the CPU's best]")
-@click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads. [default: one per core]")
-@click.option(
-    "--op",
-    "ops",
-    multiple=True,
-    type=click.Choice(["linear", "attention", "sampling", "threads"]),
-    help="Repeatable. [default: all]",
-)
-@click.option(
-    "--type", "types", multiple=True, help="Weight type of linear: Q4_K. Repeatable. [default: the usual ones]"
-)
-@click.option(
-    "--rows",
-    multiple=True,
-    type=click.IntRange(1, 4096),
-    default=(1, 4, 16, 64, 512),
-    show_default=True,
-    help="Activation rows of linear. Repeatable.",
-)
-@click.option("--seconds", type=click.FloatRange(0.001, 60), default=0.3, show_default=True, help="Per line.")
-@click.option("--kv-dtype", type=click.Choice(KV_TYPES), help="KV cache of attention. [default: f16]")
-@click.option("--model", help="Take this model's steps apart, too: each op's time and its share.")
-def bench_kernels(
-    isa: str | None,
-    threads: int | None,
-    ops: tuple[str, ...],
-    types: tuple[str, ...],
-    rows: tuple[int, ...],
-    seconds: float,
-    kv_dtype: str | None,
-    model: str | None,
-) -> None:
-    """Measure each op beside what this machine's memory and arithmetic allow."""
-    from pelton.cli import bench as command
-
-    command.kernels(isa, threads, ops, types, rows, seconds, kv_dtype, model)
-
-
-@bench.command("serve")
-@click.option(
-    "--url",
-    multiple=True,
-    default=("http://127.0.0.1:8000",),
-    show_default=True,
-    help="[NAME=]URL. Repeatable; the first is compared with each other.",
-)
-@click.option("--endpoint", type=click.Choice(["completions", "chat"]), default="completions", show_default=True)
-@click.option(
-    "--concurrency",
-    multiple=True,
-    type=click.IntRange(1, 1000),
-    help="Requests at once. Repeatable. [default: 1, 10, 50, 100]",
-)
-@click.option(
-    "--rate",
-    multiple=True,
-    type=click.FloatRange(0, min_open=True),
-    help="Requests per second, arriving by chance, in place of --concurrency. Repeatable.",
-)
-@click.option("--prompt", default="128", show_default=True, help="Tokens in: 128, or 32-512 for mixed lengths.")
-@click.option("--output", default="128", show_default=True, help="Tokens out: 128, or 32-512 for mixed lengths.")
-@click.option("--system", help="4x512: before each prompt one of 4 system prompts of 512 tokens, shared and not.")
-@click.option("--requests", type=click.IntRange(1), default=16, show_default=True, help="Per load, at least.")
-@click.option("--warm-up", type=click.IntRange(0), default=2, show_default=True, help="Requests before each load.")
-@click.option("--repeat", type=click.IntRange(1), default=1, show_default=True, help="Rounds; medians are shown.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of words, lengths and arrivals.")
-@click.option("--slo", help="ttft=500,tpot=50,itl=100,e2e=9000: bounds in ms that a good request keeps.")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=600, show_default=True, help="Seconds.")
-@click.option("--api-key", help="For servers that want one.")
-@click.option("--weights", help="Bytes of the weights, or their file, where a server does not tell.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON line per result in place of tables.")
-@click.option("--json-file", type=click.Path(dir_okay=False, path_type=Path), help="Results and ratios.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="FILE.png (needs matplotlib).")
-def bench_serve(concurrency: tuple[int, ...], rate: tuple[float, ...], **options: Any) -> None:
-    """Put load on one or several OpenAI-compatible servers and compare them.
-
-    docs/benchmarking.md says what each figure means.
-    """
-    from pelton.cli import load
-
-    if concurrency and rate:
-        raise click.UsageError("--concurrency waits for answers and --rate does not: give one of them")
-    load.serve(load.Options(concurrency=concurrency or (1, 10, 50, 100), rate=rate, **options))
-
-
-@bench.command("quality")
-@click.argument("model")
-@click.option(
-    "--text",
-    "text_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="UTF-8. [default: pydoc_data.topics of Python's standard library]",
-)
-@click.option("--context", type=click.IntRange(2), default=512, show_default=True, help="Tokens of a window.")
-@click.option("--tokens", "num_tokens", type=click.IntRange(2), default=4096, show_default=True, help="In all windows.")
-@click.option(
-    "--isa",
-    "isas",
-    multiple=True,
-    type=click.Choice(["generic", "avx2", "avx512", "amx"]),
-    help="Repeatable. [default: the best here of every kernel family]",
-)
-@click.option(
-    "--kv-dtype",
-    "kv_types",
-    multiple=True,
-    type=click.Choice(KV_TYPES),
-    default=("f16", "f32"),
-    show_default=True,
-    help="Repeatable.",
-)
-@click.option(
-    "--reference",
-    "references",
-    multiple=True,
-    type=click.Choice(["float", "int8", "bf16", "bf16-unordered"]),
-    help="Also compare the slow NumPy reference in a kernel family's numerics. Repeatable.",
-)
-@click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads. [default: one per core]")
-@click.option("--json", "as_json", is_flag=True, help="One JSON line per result.")
-def bench_quality(model: str, **options: Any) -> None:
-    """Measure how near MODEL as it runs here is to the same model in float32: perplexity and KL divergence."""
-    from pelton.cli import quality as command
-
-    command.quality(model, **options)
+main.add_command(keys)
+main.add_command(bench)

@@ -161,21 +161,8 @@ def read_config(
     """
     width = meta.integer("embedding_length", high=1 << 17)
     num_layers = meta.integer("block_count", high=1024)
-    num_heads = meta.integer("attention.head_count", high=1024)
-    num_kv_heads = meta.integer("attention.head_count_kv", high=1024, default=num_heads)
-    if num_heads % num_kv_heads:
-        raise meta.wrong("attention.head_count_kv", f"is {num_kv_heads}, which does not divide {num_heads} heads")
-    if not meta.has("attention.key_length") and width % num_heads:
-        raise meta.wrong("embedding_length", f"is {width}, no multiple of {num_heads} heads")
-    head_dim = meta.integer("attention.key_length", high=1024, default=width // num_heads)
-    if meta.integer("attention.value_length", high=1024, default=head_dim) != head_dim:
-        raise UnsupportedModel(f"{meta.file}: {meta.architecture} models whose keys and values differ in width")
-    trained = meta.integer("context_length", high=MAX_CONTEXT)
-    if not 0 <= context <= trained:
-        raise ConfigError(
-            f"context: {meta.file} was trained for {trained} tokens, {context} were asked", param="context"
-        )
-    context = context or trained
+    num_heads, num_kv_heads, head_dim = _heads(meta, width)
+    trained, context = _context(meta, context)
     layers, groups = place_layers(
         windows(num_layers), read_ropes(meta, head_dim, trained, context, local_rope_base), num_kv_heads, head_dim
     )
@@ -199,6 +186,30 @@ def read_config(
         "logit_softcap": softcap or None,
     }
     return ModelConfig(**(fields | choices))
+
+
+def _heads(meta: Metadata, width: int) -> tuple[int, int, int]:
+    """How many there are, of queries and of keys, and how wide one is."""
+    num_heads = meta.integer("attention.head_count", high=1024)
+    num_kv_heads = meta.integer("attention.head_count_kv", high=1024, default=num_heads)
+    if num_heads % num_kv_heads:
+        raise meta.wrong("attention.head_count_kv", f"is {num_kv_heads}, which does not divide {num_heads} heads")
+    if not meta.has("attention.key_length") and width % num_heads:
+        raise meta.wrong("embedding_length", f"is {width}, no multiple of {num_heads} heads")
+    head_dim = meta.integer("attention.key_length", high=1024, default=width // num_heads)
+    if meta.integer("attention.value_length", high=1024, default=head_dim) != head_dim:
+        raise UnsupportedModel(f"{meta.file}: {meta.architecture} models whose keys and values differ in width")
+    return num_heads, num_kv_heads, head_dim
+
+
+def _context(meta: Metadata, context: int) -> tuple[int, int]:
+    """What the model was trained for, and what is to be used where `context` is asked for, 0: all of it."""
+    trained = meta.integer("context_length", high=MAX_CONTEXT)
+    if not 0 <= context <= trained:
+        raise ConfigError(
+            f"context: {meta.file} was trained for {trained} tokens, {context} were asked", param="context"
+        )
+    return trained, context or trained
 
 
 def read_ropes(

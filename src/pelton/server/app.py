@@ -32,7 +32,7 @@ from pelton.server.meter import Meter
 from pelton.server.metrics import Metrics
 from pelton.server.models import Models
 from pelton.server.openai_reply import error_body
-from pelton.server.openai_types import ErrorAnswer
+from pelton.server.openai_reply_types import ErrorAnswer
 from pelton.server.operation import Dialect, ErrorForms, get, route
 from pelton.server.responses import Responses
 from pelton.server.responses_store import ResponseStore

@@ -23,7 +23,7 @@ from pelton.server.inside import Inside, Reply
 from pelton.server.keys import KeyRing
 from pelton.server.limits import Limits
 from pelton.server.models import Models
-from pelton.server.openai_types import ErrorAnswer
+from pelton.server.openai_reply_types import ErrorAnswer
 from pelton.server.store import Store
 
 log = logging.getLogger("pelton.server")

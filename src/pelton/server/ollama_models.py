@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
@@ -17,22 +15,20 @@ from starlette.types import ASGIApp
 from pelton import __version__, options
 from pelton.errors import ClientGone, InvalidRequest
 from pelton.pool import (
-    Loading,
     Preset,
     PresetMessage,
-    Progress,
     StoredModel,
     jinja,
-    parameter_lines,
-    write_modelfile,
 )
 from pelton.server import ollama_types as wire
-from pelton.server.answer import ignored_params, known
+from pelton.server.answer import ignored_params
 from pelton.server.context import current
 from pelton.server.models import Models
-from pelton.server.ollama_reply import error_body, timestamp
+from pelton.server.ollama_model_reply import details_of, model_of, shown, tagged
+from pelton.server.ollama_progress import Teller, told
+from pelton.server.ollama_reply import timestamp
 from pelton.server.operation import Operation, get, post
-from pelton.server.wire import JSON, LINES, EventStream, json_line, read, unless_gone
+from pelton.server.wire import JSON, LINES, read
 
 FOREVER = 253402300799.0
 """The last second of the year 9999: until when a model stays that is never unloaded."""
@@ -100,7 +96,7 @@ class _Administration:
     async def tags(self, _: HTTPRequest) -> Response:
         """The models there are."""
         found = [await self._stored(card.id) for card in await self._models.models()]
-        return JSON(wire.OllamaModels(models=[_model(each) for each in found]))
+        return JSON(wire.OllamaModels(models=[model_of(each) for each in found]))
 
     async def _stored(self, name: str) -> StoredModel:
         return await self._models.pool_for(name).details(name)
@@ -117,7 +113,7 @@ class _Administration:
                     model=tagged(each.name),
                     size=each.memory,
                     digest=found.digest,
-                    details=_details(found),
+                    details=details_of(found),
                     expires_at=timestamp(until),
                     size_vram=0,
                     context_length=each.context or 0,
@@ -134,16 +130,14 @@ class _Administration:
         if found.problem is not None:
             raise InvalidRequest(f"{found.name}: {found.problem}", param="model")
         metadata = await self._models.pool_for(name).metadata(name)
-        return JSON(await asyncio.to_thread(_shown, found, metadata, is_verbose=bool(body.verbose)))
+        return JSON(await asyncio.to_thread(shown, found, metadata, is_verbose=bool(body.verbose)))
 
     async def pull(self, http: HTTPRequest) -> ASGIApp:
         """Fetch one."""
         body, extras = await read(http, wire.Named)
         ignored = ignored_params(extras | ({"insecure": True} if body.insecure else {}), {})
         name = _name(body)
-        return await _told(
-            http, body.stream, ignored, lambda tell: self._models.pool_for(name).pull(name, _Teller(tell))
-        )
+        return await told(http, body.stream, ignored, lambda tell: self._models.pool_for(name).pull(name, Teller(tell)))
 
     async def push(self, http: HTTPRequest) -> ASGIApp:
         """Refused: models are sent nowhere."""
@@ -169,7 +163,7 @@ class _Administration:
                 await self._models.pool_for(body.model, body.base).create(body.model, body.base, preset)
             tell(wire.OllamaStatus(status="writing manifest"))
 
-        return await _told(http, body.stream, ignored, work)
+        return await told(http, body.stream, ignored, work)
 
     async def copy(self, http: HTTPRequest) -> Response:
         """One more name for one."""
@@ -219,108 +213,6 @@ class _Administration:
         return any(model.digest == sha256 for model in await self._models.available())
 
 
-def tagged(name: str) -> str:
-    """A name as Ollama writes it: with a tag."""
-    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
-
-
-# progress
-
-Work = Callable[[Callable[[wire.OllamaStatus], None]], Awaitable[Any]]
-
-
-async def _told(http: HTTPRequest, is_stream: bool | None, ignored: list[str], work: Work) -> ASGIApp:
-    """Do `work`, which tells how far it is: as lines, or the end alone, which lists what of the request was ignored.
-    What is wrong before it has told anything has a status of its own. Where the client goes away, its work is given
-    up."""
-    queue: asyncio.Queue[wire.OllamaStatus | None] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-
-    def tell(status: wire.OllamaStatus) -> None:
-        loop.call_soon_threadsafe(queue.put_nowait, status)
-
-    task = asyncio.ensure_future(work(tell))
-    task.add_done_callback(lambda _: tell_end())
-
-    def tell_end() -> None:
-        queue.put_nowait(None)
-
-    success = wire.OllamaStatus(status="success", ignored_params=ignored or None)
-    if is_stream is False:
-        await unless_gone(http, task)
-        return JSON(success)
-    try:
-        first = await unless_gone(http, queue.get())
-        if first is None:
-            await task
-    except BaseException:
-        task.cancel()
-        raise
-
-    async def lines() -> AsyncGenerator[bytes, None]:
-        status = first
-        while status is not None:
-            yield json_line(status)
-            status = await queue.get()
-        await task
-        yield json_line(success)
-
-    async def close() -> None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    return EventStream(lines(), _failure, close, keep_alive=b"", media_type=LINES)
-
-
-async def _failure(error: Exception) -> bytes:
-    return json_line(error_body(known(error)))
-
-
-TOLD_SECONDS = 0.1
-"""Between two lines of one file's progress."""
-
-
-class _Teller:
-    """A pull's progress in Ollama's words."""
-
-    def __init__(self, tell: Callable[[wire.OllamaStatus], None]) -> None:
-        self._tell = tell
-        self._last = ("", 0.0)
-        """What was told, and when."""
-
-    def __call__(self, event: Progress | Loading) -> None:
-        """What happened (called from another thread)."""
-        if isinstance(event, Loading):
-            return
-        match event.phase:
-            case "connect":
-                status = "pulling manifest"
-            case "download" | "unpack":
-                status = f"pulling {event.file}"
-            case "verify":
-                status = "verifying sha256 digest"
-            case "done":
-                status = "writing manifest"
-            case _:
-                status = f"{event.source}: {event.phase}: {event.detail}"
-        told, at = self._last
-        if status == told and time.monotonic() < at + TOLD_SECONDS and event.done != event.total:
-            return
-        self._last = (status, time.monotonic())
-        of_file = event.phase in ("download", "unpack", "verify")
-        self._tell(
-            wire.OllamaStatus(
-                status=status,
-                digest=f"sha256:{event.sha256}" if of_file and event.sha256 else None,
-                total=event.total if of_file else None,
-                completed=event.done if of_file else None,
-            )
-        )
-
-
-# what is asked
-
-
 def _name(body: wire.Named) -> str:
     name = body.model or body.name
     if not name:
@@ -366,63 +258,3 @@ def _preset(body: wire.OllamaCreateRequest) -> Preset:
         messages=tuple(PresetMessage(role=each.role, content=each.content) for each in body.messages or ()),
         license=license,
     )
-
-
-# what is answered
-
-
-def _model(found: StoredModel) -> wire.OllamaModel:
-    return wire.OllamaModel(
-        name=tagged(found.name),
-        model=tagged(found.name),
-        modified_at=timestamp(found.modified_at),
-        size=found.size,
-        digest=found.digest,
-        details=_details(found),
-    )
-
-
-def _details(found: StoredModel) -> wire.OllamaDetails:
-    return wire.OllamaDetails(
-        parent_model="" if found.preset is None else found.preset.parent,
-        format=found.format,
-        family=found.family,
-        families=[found.family],
-        parameter_size=_count(found.parameters),
-        quantization_level=found.quantization,
-    )
-
-
-def _count(parameters: int) -> str:
-    for unit, factor in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
-        if parameters >= factor:
-            return f"{parameters / factor:.{1 if parameters < 100 * factor else 0}f}{unit}"
-    return str(parameters)
-
-
-def _shown(found: StoredModel, metadata: Mapping[str, Any], *, is_verbose: bool) -> wire.OllamaShow:
-    preset = found.preset or Preset()
-    return wire.OllamaShow(
-        modelfile=write_modelfile(preset.parent or found.name, preset),
-        parameters="\n".join(parameter_lines(preset)),
-        template=str(metadata.get("tokenizer.chat_template", "")),
-        details=_details(found),
-        model_info={
-            "general.parameter_count": found.parameters,
-            **{key: _plain(value, is_verbose=is_verbose) for key, value in metadata.items()},
-        },
-        capabilities=list(found.capabilities),
-        modified_at=timestamp(found.modified_at),
-        system=preset.system,
-        license="\n\n".join(preset.license) or found.license,
-        messages=[wire.OllamaPresetMessage(role=each.role, content=each.content) for each in preset.messages] or None,
-    )
-
-
-def _plain(value: Any, *, is_verbose: bool) -> Any:
-    """Lists, as of a vocabulary's tokens, are long: null stands for them unless they are asked for."""
-    if isinstance(value, str | bool | int | float):
-        return value
-    if not is_verbose:
-        return None
-    return value.tolist() if hasattr(value, "tolist") else list(value)

@@ -18,6 +18,7 @@ from pelton.errors import InvalidRequest
 from pelton.pool import ModelCard
 from pelton.request import Message, Request, SamplingParams, Tool, ToolChoice
 from pelton.server import openai_embeddings
+from pelton.server import openai_reply_types as replies
 from pelton.server import openai_types as wire
 from pelton.server.answer import answer, left_open
 from pelton.server.models import Models
@@ -37,7 +38,7 @@ def dialect(models: Models, *more: Operation) -> Dialect:
             here.chat,
             "Answer a chat",
             wire.ChatRequest,
-            wire.Answer[wire.ChatChoice],
+            replies.Answer[replies.ChatChoice],
             streams=("text/event-stream",),
         ),
         post(
@@ -45,15 +46,15 @@ def dialect(models: Models, *more: Operation) -> Dialect:
             here.completions,
             "Go on with a text",
             wire.CompletionRequest,
-            wire.Answer[wire.CompletionChoice],
+            replies.Answer[replies.CompletionChoice],
             streams=("text/event-stream",),
         ),
         openai_embeddings.operation(models),
-        get("/v1/models", here.listing, "List the models", wire.ModelList),
-        get("/v1/models/{name:path}", here.model, "Show one model", wire.ModelCard),
+        get("/v1/models", here.listing, "List the models", replies.ModelList),
+        get("/v1/models/{name:path}", here.model, "Show one model", replies.ModelCard),
         *more,
     )
-    return Dialect(operations=operations, prefixes=("/v1",), error_body=error_body, error=wire.ErrorAnswer)
+    return Dialect(operations=operations, prefixes=("/v1",), error_body=error_body, error=replies.ErrorAnswer)
 
 
 class _Operations:
@@ -123,7 +124,7 @@ class _Operations:
         """The models there are."""
         cards = [_card(card) for card in await self._models.models()]
         first, last = (cards[0].id, cards[-1].id) if cards else (None, None)
-        return JSON(wire.ModelList(data=cards, first_id=first, last_id=last))
+        return JSON(replies.ModelList(data=cards, first_id=first, last_id=last))
 
     async def model(self, http: HTTPRequest) -> Response:
         """One of them."""
@@ -271,8 +272,8 @@ def _prompts(base: Request, prompt: str | list[str | int | list[int]]) -> list[R
     ]
 
 
-def _card(card: ModelCard) -> wire.ModelCard:
-    return wire.ModelCard(
+def _card(card: ModelCard) -> replies.ModelCard:
+    return replies.ModelCard(
         id=card.id,
         created=card.created,
         max_model_len=card.context,

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from pelton.errors import InvalidRequest
 from pelton.request import EmbeddingParams, Request, Truncation
+from pelton.server import openai_reply_types as replies
 from pelton.server import openai_types as wire
 from pelton.server.answer import ignored_params, using
 from pelton.server.embedding import embed_all, floats, inputs_of
@@ -45,13 +46,13 @@ def operation(models: Models) -> Operation:
             embedded = await embed_all(models, http, service, base, inputs)
         is_base64 = body.encoding_format == "base64"
         return JSON(
-            wire.EmbeddingList(
+            replies.EmbeddingList(
                 data=[
-                    wire.Embedding(index=i, embedding=b64encode(each).decode() if is_base64 else floats(each))
+                    replies.Embedding(index=i, embedding=b64encode(each).decode() if is_base64 else floats(each))
                     for i, each in enumerate(embedded.vectors)
                 ],
                 model=body.model,
-                usage=wire.EmbeddingUsage(
+                usage=replies.EmbeddingUsage(
                     prompt_tokens=embedded.usage.prompt_tokens, total_tokens=embedded.usage.prompt_tokens
                 ),
                 ignored_params=ignored or msgspec.UNSET,
@@ -59,7 +60,7 @@ def operation(models: Models) -> Operation:
             )
         )
 
-    return post("/v1/embeddings", embeddings, "Embed texts", wire.EmbeddingRequest, wire.EmbeddingList)
+    return post("/v1/embeddings", embeddings, "Embed texts", wire.EmbeddingRequest, replies.EmbeddingList)
 
 
 def _truncation(body: wire.EmbeddingRequest) -> Truncation | None:

@@ -20,6 +20,7 @@ from pelton.request import (
     ToolCallEnd,
     Usage,
 )
+from pelton.server import openai_reply_types as replies
 from pelton.server import openai_types as wire
 from pelton.server.answer import ToolCallEvent, ignored_params
 from pelton.server.wire import DONE, KEEP_ALIVE, sse
@@ -27,10 +28,10 @@ from pelton.server.wire import DONE, KEEP_ALIVE, sse
 B = TypeVar("B", bound=wire.ChoiceFields)
 
 
-def error_body(error: PeltonError) -> wire.ErrorAnswer:
+def error_body(error: PeltonError) -> replies.ErrorAnswer:
     """An error as OpenAI's clients expect it."""
-    return wire.ErrorAnswer(
-        error=wire.ErrorBody(message=error.message, type=error.type, param=error.param, code=error.code)
+    return replies.ErrorAnswer(
+        error=replies.ErrorBody(message=error.message, type=error.type, param=error.param, code=error.code)
     )
 
 
@@ -60,9 +61,9 @@ class OpenAIReply(Generic[B]):
         self.fingerprint: str | None = None
         self.service_tier: str | msgspec.UnsetType = msgspec.UNSET
 
-    def chunk(self, choices: list[Any], usage: wire.WireUsage | None = None, warnings: Sequence[str] = ()) -> bytes:
+    def chunk(self, choices: list[Any], usage: replies.WireUsage | None = None, warnings: Sequence[str] = ()) -> bytes:
         """One chunk. Where usage was asked for it stands in every chunk, null in all but the last."""
-        value = wire.Chunk(
+        value = replies.Chunk(
             id=self.id,
             object=self.chunk_name,
             created=self.created,
@@ -84,9 +85,9 @@ class OpenAIReply(Generic[B]):
         """One error event; no end mark follows."""
         return sse(error_body(error))
 
-    async def whole(self, choices: Sequence[Choice], usage: Usage) -> wire.Answer[Any]:
+    async def whole(self, choices: Sequence[Choice], usage: Usage) -> replies.Answer[Any]:
         """The answer in one piece."""
-        return wire.Answer(
+        return replies.Answer(
             id=self.id,
             object=self.object_name,
             created=self.created,
@@ -104,11 +105,11 @@ class OpenAIReply(Generic[B]):
         """One choice of the answer in one piece."""
         raise NotImplementedError
 
-    def prompt_logprobs(self, choices: Sequence[Choice]) -> wire.PromptLogprobs:
+    def prompt_logprobs(self, choices: Sequence[Choice]) -> replies.PromptLogprobs:
         """Those of the answer as a whole."""
         return msgspec.UNSET
 
-    def _prompt_logprobs(self, prompt: TextPrompt | None) -> wire.PromptLogprobs:
+    def _prompt_logprobs(self, prompt: TextPrompt | None) -> replies.PromptLogprobs:
         if self.num_prompt_logprobs is None or prompt is None:
             return msgspec.UNSET
         return [None, *(_rivals(token, self.num_prompt_logprobs) for token in prompt.tokens)]
@@ -122,13 +123,13 @@ class ChatReply(OpenAIReply[wire.ChatRequest]):
 
     def opening(self, index: int) -> bytes:
         """The chunk that carries the role."""
-        return self.chunk([wire.ChunkChoice(index=index, delta=wire.Delta(role="assistant", content=""))])
+        return self.chunk([replies.ChunkChoice(index=index, delta=replies.Delta(role="assistant", content=""))])
 
     def prompt(self, index: int, prompt: TextPrompt) -> bytes:
         """Nothing: a chat is not repeated."""
         return b""
 
-    def prompt_logprobs(self, choices: Sequence[Choice]) -> wire.PromptLogprobs:
+    def prompt_logprobs(self, choices: Sequence[Choice]) -> replies.PromptLogprobs:
         """Those of the rendered chat."""
         return self._prompt_logprobs(choices[0].prompt)
 
@@ -138,29 +139,31 @@ class ChatReply(OpenAIReply[wire.ChatRequest]):
             return b""
         logprobs = _chat_logprobs(delta.tokens) if self.wants_logprobs else None
         is_reasoning = delta.kind == "reasoning"
-        said = wire.Delta(reasoning_content=delta.text) if is_reasoning else wire.Delta(content=delta.text)
-        return self.chunk([wire.ChunkChoice(index=index, delta=said, logprobs=logprobs)])
+        said = replies.Delta(reasoning_content=delta.text) if is_reasoning else replies.Delta(content=delta.text)
+        return self.chunk([replies.ChunkChoice(index=index, delta=said, logprobs=logprobs)])
 
     def tool_call(self, index: int, event: ToolCallEvent) -> bytes:
         """A piece of a call: the first carries its id and name."""
         match event:
             case ToolCallBegin():
-                function = wire.CalledFunction(name=event.name, arguments="")
-                call = wire.WireCall(index=event.index, id=event.id, type="function", function=function)
+                function = replies.CalledFunction(name=event.name, arguments="")
+                call = replies.WireCall(index=event.index, id=event.id, type="function", function=function)
             case ToolCallDelta():
-                call = wire.WireCall(index=event.index, function=wire.CalledFunction(arguments=event.arguments))
+                call = replies.WireCall(index=event.index, function=replies.CalledFunction(arguments=event.arguments))
             case ToolCallEnd():
                 return b""
-        return self.chunk([wire.ChunkChoice(index=index, delta=wire.Delta(tool_calls=[call]))])
+        return self.chunk([replies.ChunkChoice(index=index, delta=replies.Delta(tool_calls=[call]))])
 
     def finish(self, index: int, finish: TextFinish) -> bytes:
         """The chunk that carries the finish reason."""
-        end = wire.ChunkChoice(index=index, delta=wire.Delta(), finish_reason=finish.reason, stop_reason=finish.stop)
+        end = replies.ChunkChoice(
+            index=index, delta=replies.Delta(), finish_reason=finish.reason, stop_reason=finish.stop
+        )
         return self.chunk([end], warnings=finish.warnings)
 
-    def choice(self, index: int, choice: Choice, finish: TextFinish) -> wire.ChatChoice:
+    def choice(self, index: int, choice: Choice, finish: TextFinish) -> replies.ChatChoice:
         """One choice of the answer in one piece."""
-        return wire.ChatChoice(
+        return replies.ChatChoice(
             index=index,
             message=_message(choice),
             logprobs=_chat_logprobs(choice.tokens) if self.wants_logprobs else None,
@@ -188,7 +191,7 @@ class CompletionReply(OpenAIReply[wire.CompletionRequest]):
     def prompt(self, index: int, prompt: TextPrompt) -> bytes:
         """The prompt, where it is to be repeated, with its tokens' logprobs where they were asked for."""
         columns = self._prompt_columns(index, prompt)
-        choice = wire.CompletionChoice(
+        choice = replies.CompletionChoice(
             index=index, text=prompt.text, logprobs=columns, finish_reason=None, stop_reason=None
         )
         return self.chunk([choice]) if self._is_echo else b""
@@ -207,7 +210,7 @@ class CompletionReply(OpenAIReply[wire.CompletionRequest]):
         """The chunk that carries the finish reason."""
         return self.chunk([self._choice(index, "", (), finish)], warnings=finish.warnings)
 
-    def choice(self, index: int, choice: Choice, finish: TextFinish) -> wire.CompletionChoice:
+    def choice(self, index: int, choice: Choice, finish: TextFinish) -> replies.CompletionChoice:
         """One choice of the answer in one piece."""
         prompt = choice.prompt
         echoed = prompt if self._is_echo else None
@@ -223,10 +226,10 @@ class CompletionReply(OpenAIReply[wire.CompletionRequest]):
             prompt_logprobs=self._prompt_logprobs(prompt),
         )
 
-    def _prompt_columns(self, index: int, prompt: TextPrompt) -> wire.CompletionLogprobs | None:
+    def _prompt_columns(self, index: int, prompt: TextPrompt) -> replies.CompletionLogprobs | None:
         if not self.wants_logprobs:
             return None
-        columns = wire.CompletionLogprobs(
+        columns = replies.CompletionLogprobs(
             tokens=[prompt.texts[0]], token_logprobs=[None], top_logprobs=[None], text_offset=[0]
         )
         self._offsets[index] = len(prompt.texts[0])
@@ -235,8 +238,8 @@ class CompletionReply(OpenAIReply[wire.CompletionRequest]):
 
     def _choice(
         self, index: int, text: str, tokens: Sequence[TokenText], finish: TextFinish | None
-    ) -> wire.CompletionChoice:
-        return wire.CompletionChoice(
+    ) -> replies.CompletionChoice:
+        return replies.CompletionChoice(
             index=index,
             text=text,
             logprobs=self._logprobs(index, tokens) if self.wants_logprobs else None,
@@ -244,12 +247,12 @@ class CompletionReply(OpenAIReply[wire.CompletionRequest]):
             stop_reason=None if finish is None else finish.stop,
         )
 
-    def _logprobs(self, index: int, tokens: Sequence[TokenText]) -> wire.CompletionLogprobs:
-        columns = wire.CompletionLogprobs()
+    def _logprobs(self, index: int, tokens: Sequence[TokenText]) -> replies.CompletionLogprobs:
+        columns = replies.CompletionLogprobs()
         self._extend(index, columns, tokens)
         return columns
 
-    def _extend(self, index: int, columns: wire.CompletionLogprobs, tokens: Sequence[TokenText]) -> None:
+    def _extend(self, index: int, columns: replies.CompletionLogprobs, tokens: Sequence[TokenText]) -> None:
         offset = self._offsets.get(index, 0)
         for token in tokens:
             columns.tokens.append(token.text)
@@ -260,27 +263,27 @@ class CompletionReply(OpenAIReply[wire.CompletionRequest]):
         self._offsets[index] = offset
 
 
-def _message(choice: Choice) -> wire.AnswerMessage:
+def _message(choice: Choice) -> replies.AnswerMessage:
     calls = [
-        wire.WireCall(
-            id=call.id, type="function", function=wire.CalledFunction(name=call.name, arguments=call.arguments)
+        replies.WireCall(
+            id=call.id, type="function", function=replies.CalledFunction(name=call.name, arguments=call.arguments)
         )
         for call in choice.tool_calls
     ]
-    return wire.AnswerMessage(
+    return replies.AnswerMessage(
         content=choice.text or (None if calls else ""),
         reasoning_content=choice.reasoning or msgspec.UNSET,
         tool_calls=calls or msgspec.UNSET,
     )
 
 
-def _usage(usage: Usage) -> wire.WireUsage:
-    return wire.WireUsage(
+def _usage(usage: Usage) -> replies.WireUsage:
+    return replies.WireUsage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
-        prompt_tokens_details=wire.PromptTokensDetails(usage.cached_tokens),
-        completion_tokens_details=wire.CompletionTokensDetails(usage.reasoning_tokens),
+        prompt_tokens_details=replies.PromptTokensDetails(usage.cached_tokens),
+        completion_tokens_details=replies.CompletionTokensDetails(usage.reasoning_tokens),
     )
 
 
@@ -293,25 +296,25 @@ def _by_text(tokens: Sequence[TokenText]) -> dict[str, float]:
     return logprobs
 
 
-def _rivals(token: TokenText, count: int) -> dict[str, wire.PromptLogprob]:
+def _rivals(token: TokenText, count: int) -> dict[str, replies.PromptLogprob]:
     tokens = {each.id: each for each in (token, *token.top[:count])}
-    return {str(each.id): wire.PromptLogprob(each.logprob, each.rank or 0, each.text) for each in tokens.values()}
+    return {str(each.id): replies.PromptLogprob(each.logprob, each.rank or 0, each.text) for each in tokens.values()}
 
 
-def token_logprobs(tokens: Sequence[TokenText]) -> list[wire.TokenLogprob]:
+def token_logprobs(tokens: Sequence[TokenText]) -> list[replies.TokenLogprob]:
     """Tokens with their logprobs and their rivals'."""
     return [
-        wire.TokenLogprob(
+        replies.TokenLogprob(
             token=token.text,
             logprob=token.logprob,
             bytes=list(token.bytes),
             top_logprobs=[
-                wire.TopLogprob(token=top.text, logprob=top.logprob, bytes=list(top.bytes)) for top in token.top
+                replies.TopLogprob(token=top.text, logprob=top.logprob, bytes=list(top.bytes)) for top in token.top
             ],
         )
         for token in tokens
     ]
 
 
-def _chat_logprobs(tokens: Sequence[TokenText]) -> wire.ChatLogprobs:
-    return wire.ChatLogprobs(content=token_logprobs(tokens))
+def _chat_logprobs(tokens: Sequence[TokenText]) -> replies.ChatLogprobs:
+    return replies.ChatLogprobs(content=token_logprobs(tokens))

@@ -67,39 +67,54 @@ class PinNotFound(InvalidRequest):
 
 def operations(models: Models) -> tuple[Operation, ...]:
     """The operations. All that is pinned is seen and let go by whoever may change what models there are."""
+    path, here = "/v1/prefix_cache/pins", _Pins(models)
+    return (
+        post(path, here.create, "Pin a prompt", PinRequest, Pin, scope="models"),
+        get(path, here.listing, "List the pins", PinList, scope="models"),
+        Operation(
+            method="DELETE",
+            path="/v1/prefix_cache/pins/{id}",
+            run=here.delete,
+            summary="Let go of a pin",
+            scope="models",
+            answer=Unpinned,
+        ),
+    )
 
-    async def create(http: HTTPRequest) -> Response:
+
+class _Pins:
+    """What each operation does: gets the request, gives the answer."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def create(self, http: HTTPRequest) -> Response:
+        """Pin a prompt."""
         body, unknown = await read(http, PinRequest)
         if unknown:
             raise InvalidRequest(f"unknown fields: {', '.join(sorted(unknown))}", param=min(unknown))
-        request = Request(
-            id=f"pin-{secrets.token_hex(12)}",
-            model=body.model,
-            messages=None if body.messages is None else tuple(message(i, each) for i, each in enumerate(body.messages)),
-            prompt=body.prompt if isinstance(body.prompt, str) else None,
-            prompt_ids=tuple(body.prompt) if isinstance(body.prompt, list) else None,
-            add_generation_prompt=False,
-            cache_salt=body.cache_salt or "",
-        )
-        await unless_gone(http, pin(request, body.ttl))
-        return JSON(next(pin for pin in pins() if pin.id == request.id))
+        request = _request(body)
+        await unless_gone(http, self._pin(request, body.ttl))
+        return JSON(next(pin for pin in self._all() if pin.id == request.id))
 
-    async def listing(_: HTTPRequest) -> Response:
-        return JSON(PinList(data=pins()))
+    async def _pin(self, request: Request, ttl: float) -> None:
+        async with self._models.use(request.model) as service:
+            await service.pin(request, ttl)
 
-    async def delete(http: HTTPRequest) -> Response:
+    async def listing(self, _: HTTPRequest) -> Response:
+        """All pins."""
+        return JSON(PinList(data=self._all()))
+
+    async def delete(self, http: HTTPRequest) -> Response:
+        """Let go of one."""
         id = http.path_params["id"]
-        for service in models.services():
+        for service in self._models.services():
             if any(pin.id == id for pin in service.pins):
                 service.unpin(id)
                 return JSON(Unpinned(id=id))
         raise PinNotFound(f"there is no pin {id[:200]!r}, or not any more")
 
-    async def pin(request: Request, ttl: float) -> None:
-        async with models.use(request.model) as service:
-            await service.pin(request, ttl)
-
-    def pins() -> list[Pin]:
+    def _all(self) -> list[Pin]:
         return [
             Pin(
                 id=pin.id,
@@ -108,20 +123,18 @@ def operations(models: Models) -> tuple[Operation, ...]:
                 created_at=pin.created_at,
                 expires_at=pin.expires_at,
             )
-            for service in models.services()
+            for service in self._models.services()
             for pin in service.pins
         ]
 
-    path = "/v1/prefix_cache/pins"
-    return (
-        post(path, create, "Pin a prompt", PinRequest, Pin, scope="models"),
-        get(path, listing, "List the pins", PinList, scope="models"),
-        Operation(
-            method="DELETE",
-            path="/v1/prefix_cache/pins/{id}",
-            run=delete,
-            summary="Let go of a pin",
-            scope="models",
-            answer=Unpinned,
-        ),
+
+def _request(body: PinRequest) -> Request:
+    return Request(
+        id=f"pin-{secrets.token_hex(12)}",
+        model=body.model,
+        messages=None if body.messages is None else tuple(message(i, each) for i, each in enumerate(body.messages)),
+        prompt=body.prompt if isinstance(body.prompt, str) else None,
+        prompt_ids=tuple(body.prompt) if isinstance(body.prompt, list) else None,
+        add_generation_prompt=False,
+        cache_salt=body.cache_salt or "",
     )

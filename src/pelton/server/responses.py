@@ -21,7 +21,7 @@ from pelton.server.answer import answer, known, using
 from pelton.server.context import current
 from pelton.server.models import Models
 from pelton.server.openai_pages import Page, page
-from pelton.server.openai_types import ErrorAnswer
+from pelton.server.openai_reply_types import ErrorAnswer
 from pelton.server.operation import Dialect, Operation, get, post
 from pelton.server.responses_background import Background, Log, Run
 from pelton.server.responses_prompt import check_calls, items, prompt, response_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pelton.server.openai_types import TokenLogprob
+from pelton.server.openai_reply_types import TokenLogprob
 from pelton.server.responses_types import OutputItem, OutputText, ReasoningText, Response
 
 

@@ -23,7 +23,7 @@ from pelton.server import openai_reply
 from pelton.server import responses_events as events
 from pelton.server import responses_types as wire
 from pelton.server.answer import ToolCallEvent
-from pelton.server.openai_types import ErrorAnswer
+from pelton.server.openai_reply_types import ErrorAnswer
 from pelton.server.responses_prompt import item_id
 from pelton.server.wire import KEEP_ALIVE, sse
 

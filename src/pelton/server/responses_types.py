@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pelton.server.openai_types import Effort, SamplingFields, ServiceTier, TokenLogprob
+from pelton.server.openai_reply_types import TokenLogprob
+from pelton.server.openai_types import Effort, SamplingFields, ServiceTier
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
