@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
 from pelton.errors import FormatError, InvalidRequest, UnsupportedModel
+from pelton.text.cutter import Cutter
 from pelton.text.pretokenizers import TABLE, pre_tokenizer
 from pelton.text.tokenizer import CONTROL, NORMAL, UNUSED, USER_DEFINED, Tokenizer
 from tests.unit.vocabularies import CHATML, byte_level
@@ -84,6 +85,15 @@ def test_control_tokens_are_found_by_name() -> None:
     found = list(tokenizer.find_controls("<a><b><a>b><c>[x<a"))
     assert found == [(0, "<a><b>"), (6, "<a>"), (9, "b><"), (14, "[x")]  # the longest first, none within another
     assert list(tokenizer.find_controls("")) == list(tokenizer.find_controls("<|im_star")) == []
+
+
+def test_thousands_of_user_defined_tokens_are_found_soon() -> None:
+    names = [chr(0x4E00 + i) + end for i in range(4000) for end in ("x", "xyz", "xyzx")]
+    cutter = Cutter({name: id for id, name in enumerate(names)})
+    begun = time.process_time()
+    ids = cutter.encode(["\u4e00xyz and \u4e01xy, \u4e02" * 3000], lambda parts: [[-1]] * len(parts))
+    assert time.process_time() - begun < 0.5
+    assert ids == [[1, -1, 3, -1] * 3000]
 
 
 def test_user_defined_tokens_are_found_in_text(bpe: Tokenizer) -> None:
@@ -177,6 +187,7 @@ def test_whole_words_ignore_merges() -> None:
         ({"tokenizer.ggml.token_type": [1]}, "token_type has 1 entries"),
         ({"tokenizer.ggml.token_type": ["3"] * len(byte_level()["tokenizer.ggml.tokens"])}, "not an array of numbers"),
         ({"tokenizer.ggml.bos_token_id": "1"}, "bos_token_id is no token's id"),
+        ({"tokenizer.ggml.add_bos_token": np.array([True, False])}, "add_bos_token is neither true nor false"),
         ({"tokenizer.ggml.eos_token_id": 10**6}, "eos_token_id is 1000000"),
     ],
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from pelton.text.finder import Finder
 
 
 class Cutter:
@@ -12,14 +13,22 @@ class Cutter:
     def __init__(self, user_defined: Mapping[str, int]) -> None:
         """Text -> id."""
         self._ids = user_defined
-        longest_first = "|".join(map(re.escape, sorted(user_defined, key=len, reverse=True)))
-        self._split = re.compile(f"({longest_first})").split if user_defined else lambda text: [text]
+        self._find = Finder(user_defined).find
 
     def encode(self, texts: Sequence[str], encode: Callable[[Sequence[str]], list[list[int]]]) -> list[list[int]]:
         """The ids of texts whose other parts, none of them empty, are encoded by `encode`."""
         cuts = [self._split(text) for text in texts]
         encoded = iter(encode([part for cut in cuts for part in cut[::2] if part]))
         return [self._join(cut, encoded) for cut in cuts]
+
+    def _split(self, text: str) -> list[str]:
+        """Other parts, which may be empty, and tokens in turn."""
+        parts: list[str] = []
+        end = 0
+        for start, name in self._find(text):
+            parts += (text[end:start], name)
+            end = start + len(name)
+        return [*parts, text[end:]]
 
     def _join(self, cut: Sequence[str], encoded: Iterator[list[int]]) -> list[int]:
         ids: list[int] = []

@@ -22,6 +22,7 @@ from pelton.errors import FormatError, InvalidRequest, UnsupportedModel
 from pelton.formats.gguf import Metadata
 from pelton.formats.strings import Strings
 from pelton.text import end_tokens
+from pelton.text.finder import Finder
 from pelton.text.pretokenizers import PreTokenizer, pre_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -60,14 +61,12 @@ class Tokenizer:
         self._control = words.control
         self.control_texts: tuple[str, ...] = tuple(sorted(self._control, key=len, reverse=True))
         """The names of all control tokens, the longest first."""
-        self._control_lengths = sorted(set(map(len, self._control)), reverse=True)
-        initials = "".join(sorted({text[0] for text in self._control}))
-        self._control_initial = re.compile(f"[{re.escape(initials)}]" if initials else "(?!)")
+        self._controls = Finder(self._control)
         # The types' defaults are those that llama.cpp takes where a file does not say.
         is_spm = self._kind == "llama"
-        self.bos_id = self._special(metadata, "bos_token_id", 1 if is_spm else None)
-        self.eos_id = self._special(metadata, "eos_token_id", 2 if is_spm else None)
-        named = (self._special(metadata, key, None) for key in end_tokens.KEYS)
+        self.bos_id = self.special_id(metadata, "bos_token_id", 1 if is_spm else None)
+        self.eos_id = self.special_id(metadata, "eos_token_id", 2 if is_spm else None)
+        named = (self.special_id(metadata, key, None) for key in end_tokens.KEYS)
         ids = {self.eos_id, *named, *end_tokens.among(self._control)}
         self.end_ids = tuple(sorted(id for id in ids if id is not None))
         """Every token that ends a turn, ascending."""
@@ -78,9 +77,9 @@ class Tokenizer:
             row = pre_tokenizer(str(metadata.get("tokenizer.ggml.pre", "")))
             adds_bos = row.adds_bos
             self._encode_plain = _build_bpe(metadata, words, row)
-        self.add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos)) and self.bos_id is not None
+        self.add_bos = _flag(metadata, "add_bos_token", adds_bos) and self.bos_id is not None
         """Whether the model wants its begin token before every text."""
-        self.add_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", False)) and self.eos_id is not None
+        self.add_eos = _flag(metadata, "add_eos_token", False) and self.eos_id is not None
         """Whether the model wants its end token after every text."""
         self._pieces: dict[int, bytes] = {}
 
@@ -145,14 +144,7 @@ class Tokenizer:
 
     def find_controls(self, text: str) -> Iterator[tuple[int, str]]:
         """Where a text has the names of control tokens, in order: the longest at each place, none within another."""
-        end = 0
-        for match in self._control_initial.finditer(text):
-            start = match.start()
-            names = (text[start : start + length] for length in self._control_lengths)
-            name = next((name for name in names if name in self._control), None) if start >= end else None
-            if name is not None:
-                end = start + len(name)
-                yield start, name
+        return self._controls.find(text)
 
     def _encode_pieces(self, texts: list[str]) -> list[list[int]]:
         if not texts:
@@ -174,7 +166,8 @@ class Tokenizer:
             return bytes(_BYTES[character] for character in text)
         return text.encode()
 
-    def _special(self, metadata: Mapping[str, Any], key: str, default: int | None) -> int | None:
+    def special_id(self, metadata: Mapping[str, Any], key: str, default: int | None = None) -> int | None:
+        """The id `tokenizer.ggml.<key>`, if the file has it. Raises `FormatError` where it is no token's."""
         id = metadata.get(f"tokenizer.ggml.{key}", default)
         if id is None:
             return None
@@ -183,6 +176,14 @@ class Tokenizer:
         if not 0 <= id < self.vocab_size:
             raise FormatError(f"tokenizer.ggml.{key} is {id}, but the vocabulary has {self.vocab_size} tokens")
         return id
+
+
+def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
+    """Is `tokenizer.ggml.<name>` set?"""
+    value = metadata.get(f"tokenizer.ggml.{name}", default)
+    if not isinstance(value, int):  # a bool is one
+        raise FormatError(f"tokenizer.ggml.{name} is neither true nor false")
+    return bool(value)
 
 
 def _array(metadata: Mapping[str, Any], name: str) -> Sequence[Any]:
@@ -271,5 +272,5 @@ def _build_spm(metadata: Mapping[str, Any], words: _Words) -> _Encode:
         is_byte=words.types == BYTE,
         scores=_numbers(metadata, "scores", len(words.vocabulary)).astype(np.float64),
         user_defined=words.user_defined,
-        add_space_prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
+        add_space_prefix=_flag(metadata, "add_space_prefix", True),
     ).encode
