@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from pelton.errors import InvalidRequest
+from pelton.errors import FormatError, InvalidRequest
 from pelton.text.infill import File, Infill
+from pelton.text.tokenizer import Tokenizer
 
 
 class Names:
     """A vocabulary whose control tokens are these."""
+
+    vocab_size = 200
+    special_id = Tokenizer.special_id
 
     def __init__(self, *names: str) -> None:
         self._names = list(names)
@@ -36,6 +40,12 @@ def test_files_stand_before():
 def test_metadata_goes_first():
     metadata = {"tokenizer.ggml.fim_pre_token_id": 7}
     assert Infill(metadata, QWEN, "suffix").segments("a", "b")[0] == 7
+
+
+@pytest.mark.parametrize("id", [-1, 200, [7], 7.5])
+def test_an_id_that_is_none_is_refused(id):
+    with pytest.raises(FormatError, match="fim_suf_token_id"):
+        Infill({"tokenizer.ggml.fim_suf_token_id": id}, QWEN, "suffix")
 
 
 def test_a_model_that_cannot():

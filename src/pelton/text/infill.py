@@ -46,12 +46,13 @@ class Infill:
     """The tokens of one model that lay out what is to be filled in."""
 
     def __init__(self, metadata: Mapping[str, Any], tokenizer: Tokenizer, param: str) -> None:
-        """Raises `InvalidRequest`, for the field `param`, for a model that cannot fill in."""
+        """Raises `InvalidRequest`, for the field `param`, for a model that cannot fill in, and `FormatError` for
+        a file whose ids of such tokens are none."""
         self._ids: dict[str, int] = {}
         for key, names in NAMES.items():
-            found = [metadata.get(f"tokenizer.ggml.fim_{key}_token_id"), *map(tokenizer.control_id, names)]
+            found = [tokenizer.special_id(metadata, f"fim_{key}_token_id"), *map(tokenizer.control_id, names)]
             if (id := next((each for each in found if each is not None), None)) is not None:
-                self._ids[key] = int(id)
+                self._ids[key] = id
         if not {"pre", "suf", "mid"} <= self._ids.keys():
             raise InvalidRequest("this model has no tokens for filling in the middle", param=param)
 
