@@ -47,8 +47,12 @@ class Starts:
             in_process=in_process,
             known=self.remembered[-1] if self.remembered else (),
             packed=BoundedFolder(str(self.folder), 10**9),
-            remember=self.remembered.append,
+            remember=self.remember,
         )
+
+    def remember(self, files: tuple[FileDigest, ...]) -> None:
+        assert threading.current_thread() is not threading.main_thread(), "writing keeps the event loop waiting"
+        self.remembered.append(files)
 
     @property
     def kept(self) -> list[Path]:

@@ -226,7 +226,7 @@ class EngineClient:
         self._begin = msgspec.structs.replace(self._begin, known=(*self._begin.known, *found.files))
         if found.fingerprint is not None:
             self._info = msgspec.structs.replace(self.info, fingerprint=found.fingerprint)
-        self._remember(found.files)
+        asyncio.get_running_loop().run_in_executor(None, self._remember, found.files)  # it writes files
 
     async def _stream(self, request: EngineRequest) -> AsyncIterator[Event]:
         # A file that is not what it was will hardly become that again.
