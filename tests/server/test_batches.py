@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import sqlite3
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from openai.types import Batch
 
 from pelton.errors import EngineDied, InsufficientMemory, Unavailable
 from pelton.request import IDLE, Request, TextEvent
-from pelton.server import batch_store
+from pelton.server import batch_input, batch_store
 from pelton.server.keys import KeyStore
 from pelton.server.ledger import used
 from pelton.server.store import Store
@@ -103,6 +104,14 @@ def test_a_batch_of_embeddings(client, service):
     first = results(client, batch.output_file_id)["0"]["response"]["body"]
     assert [each["embedding"] for each in first["data"]] == [[0.5, -0.5, 0.5, 0.5]] * 2
     assert {request.priority for request in service.requests} == {IDLE}
+
+
+def test_its_input_is_read_beside_the_event_loop(client, monkeypatch):
+    read, threads = batch_input.read, set()
+    monkeypatch.setattr(batch_input, "read", lambda line: threads.add(threading.current_thread().name) or read(line))
+    wait(client, begin(client, GOOD).id)
+    assert threads
+    assert {name.partition("_")[0] for name in threads} <= {"asyncio", "uvloop"}  # whose executors they are
 
 
 def test_a_batch_is_answered(client, service, store):
@@ -311,6 +320,19 @@ def test_a_batch_expires_and_says_which_requests_were_lost(client, service, stor
     assert set(errors) == {str(i) for i in range(6)}
     assert {each["error"]["code"] for each in errors.values()} == {"batch_expired"}
     assert {each["response"] for each in errors.values()} == {None}
+
+
+def test_a_batch_whose_requests_are_done_expires_no_more(service, store):
+    with serving(service, store=str(store)) as url, client_of(url) as client:
+        made = wait(client, begin(client, GOOD).id)
+    with contextlib.closing(sqlite3.connect(store)) as connection, connection:  # as a server that died then leaves it
+        connection.execute("DELETE FROM files WHERE purpose = 'batch_output'")
+        connection.execute(
+            "UPDATE batches SET is_open = 1, status = 'finalizing', document = CAST(json_set(CAST(document AS TEXT),"
+            " '$.status', 'finalizing', '$.expires_at', 1) AS BLOB)"
+        )
+    with serving(service, store=str(store)) as url, client_of(url) as client:
+        assert wait(client, made.id).status == "completed"
 
 
 def test_a_batch_that_expires_ends_without_its_input_too(client, service, store):

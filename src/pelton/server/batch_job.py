@@ -144,10 +144,9 @@ class BatchJob:
         return moved(batch, "in_progress", model=self._model, request_counts=Counts(total=self._total))
 
     async def _run_lines(self, model: str) -> Outcome:
+        lines = (batch_input.read(line) for _, line in batch_input.lines(self._input))
         async with asyncio.TaskGroup() as group:
-            for _, line in batch_input.lines(self._input):
-                given = batch_input.read(line)
-                await asyncio.sleep(0)
+            while (given := await asyncio.to_thread(next, lines, None)) is not None:
                 if given.custom_id not in self._log.done:
                     leave = await self._means.enter(model)
                     try:

@@ -119,7 +119,7 @@ class BatchRunner:
             work, _ = self._jobs[job.batch.id]
             if job.batch.status == "cancelling":
                 work.stop(Outcome("cancelled"))
-            elif job.batch.expires_at <= time.time():
+            elif job.batch.expires_at <= time.time() and job.batch.status != "finalizing":
                 work.stop(Outcome("expired"))
 
     def _take_up(self, job: Job) -> None:
