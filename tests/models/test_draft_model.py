@@ -10,7 +10,8 @@ import pytest
 
 from pelton.config import EngineConfig
 from pelton.engine import engine as engines
-from pelton.engine.draft_policy import Drafting, DraftPolicy, Plan
+from pelton.engine.draft_policy import DraftPolicy
+from pelton.engine.drafting import Drafting, Plan
 from pelton.engine.engine import Engine
 from pelton.engine.pace import Shape
 from pelton.engine.protocol import Start, Vocabulary

@@ -8,7 +8,9 @@ from functools import cache
 
 import pytest
 
-from pelton.engine.draft_policy import BOUNDS, Drafting, DraftPolicy
+from pelton.engine.draft_guesses import BOUNDS
+from pelton.engine.draft_policy import DraftPolicy
+from pelton.engine.drafting import Drafting
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.pace import Pace, Shape
 from pelton.engine.scheduler import Scheduler
@@ -94,7 +96,7 @@ class Simulation:
         kinds: dict[Sequence, list[int]] = {sequence: [] for sequence in active}
         while True:
             took = self.weight * self.cost(run)
-            policy.observe(run, self.noisy(took))
+            policy.costs.observe(run, self.noisy(took))
             spent += took
             for sequence in list(active):
                 active[sequence] *= self.draw(policy, sequence, kinds[sequence])
@@ -124,7 +126,7 @@ class Simulation:
             sureness = 1 - wrong
         truth = self.answers[sequence][sequence.num_output + len(sequence.draft)]
         sequence.draft.append(truth if self.rng.random() < sureness else VOCAB)
-        kind, chance = policy.sureness(sequence, sureness if self.is_sure else 0.5)
+        kind, chance = policy.guesses.sureness(sequence, sureness if self.is_sure else 0.5)
         assert 0 <= kind <= len(BOUNDS)
         kinds.append(kind)
         return chance

@@ -29,10 +29,7 @@ def cached(transcript: Transcript, id: str) -> int:
 
 
 def engine_of(windows: tuple[int | None, ...], clock: Clock, num_blocks: int = 60, context: int = 600):
-    engine, executor = make_engine(windows=windows, num_blocks=num_blocks, clock=clock)
-    engine.context = context
-    engine._pins = engine._answers._pins = type(engine._pins)(engine.memory, context)
-    return engine, executor
+    return make_engine(windows=windows, num_blocks=num_blocks, context=context, clock=clock)
 
 
 def crowd(engine, first: int = 0) -> None:

@@ -213,6 +213,7 @@ def make_engine(
     windows: tuple[int | None, ...] = (None,),
     num_blocks: int | tuple[int, ...] = 200,
     swap: int = 0,
+    context: int = 0,
     clock: Callable[[], float] = time.perf_counter,
     digest: str | None = "toy",
     prefixes: BoundedFolder | None = None,
@@ -227,7 +228,7 @@ def make_engine(
         arena=0,
         kv=0,
         num_blocks=counts,
-        context=(min(full) - 1) * BLOCK_TOKENS,
+        context=context or (min(full) - 1) * BLOCK_TOKENS,
         swap=swap,
         bytes_per_block=(100,) * len(windows),
     )

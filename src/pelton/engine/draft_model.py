@@ -19,7 +19,8 @@ from pelton.config import EngineConfig
 from pelton.engine import batch
 from pelton.engine.batch import Row
 from pelton.engine.constraints import Constraint, Masks
-from pelton.engine.draft_policy import Drafting, DraftPolicy
+from pelton.engine.draft_policy import DraftPolicy
+from pelton.engine.drafting import Drafting
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.pace import Pace, Shape
 from pelton.engine.runner import Runner
@@ -147,7 +148,7 @@ class DraftModel:
         seconds = self._clock() - began
         num_read = sum((inputs.positions[inputs.seq_starts[1:] - 1] + 1).tolist())
         num_pairs = sum((inputs.positions + 1).tolist())
-        self.policy.observe(Shape(inputs.ids.size, inputs.logit_rows.size, num_read, num_pairs), seconds)
+        self.policy.costs.observe(Shape(inputs.ids.size, inputs.logit_rows.size, num_read, num_pairs), seconds)
         return seconds
 
     def _arrays(self, drafts: list[_Draft]) -> SampleArrays:
@@ -177,7 +178,7 @@ class DraftModel:
         sequence, token = draft.sequence, int(sampled.ids[row])
         if sampled.errors[row] or token in sequence.group.end_ids:
             return False
-        kind, chance = self.policy.sureness(sequence, math.exp(sampled.logprobs[row]))
+        kind, chance = self.policy.guesses.sureness(sequence, math.exp(sampled.logprobs[row]))
         gain = draft.gain * chance
         if gain < drafting.least * drafting.row_seconds:
             return False

@@ -18,22 +18,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from pelton.engine.acceptance import Acceptance
-from pelton.engine.pace import Pace, Shape, num_pairs
+from pelton.engine.draft_costs import Candidate, DraftCosts
+from pelton.engine.draft_guesses import DraftGuesses
+from pelton.engine.drafting import LEAST_GAIN, PAST, Drafting, Plan, with_rows
+from pelton.engine.pace import Pace, Shape
 from pelton.engine.sequence import Sequence
 from pelton.engine.shadows import Shadows
 
 MAX_DEPTH = 8
 """Tokens of a draft."""
-LEAST_GAIN = 1.04
-"""Predicted gain in speed below which nothing is drafted: predictions are off by a little."""
-PAST = 0.8
-"""At this share of the best speed, longer drafts are looked at no more."""
-READY = 16
-"""Tokens that a shadow may lag behind and be caught up within the first run of a draft."""
 MARGIN = 2.5
 """How many times the reading of a text must be expected to be earned back."""
 ALLOWANCE, EARNED, MOST = 16.0, 0.02, 48.0
@@ -42,69 +36,12 @@ OUTLIER = 4.0
 """A step counts for so many times what was expected of it at most."""
 REMINDER = 24
 """After so many steps with drafts there is one without, so that it stays known what that takes."""
-KNOWN = 7.0
-"""Tokens drafted before what is seen of them is trusted more than the purse."""
 PROBE_DEPTH, PROBE_STEPS = 2, 8
 """A trial: so many steps with drafts of so many tokens."""
 AGAIN = 3.0
 """How many times what a trial takes must be in the purse, where it is not the first."""
 FIRST_WAIT, LAST_WAIT = 32, 1024
 """Steps from one trial to the next, which double."""
-PLACES = (0.7, 0.7, 0.7, 0.7)
-"""That a drafted token is right where those before it are, by its place; the last one has the rest."""
-BOUNDS = (0.3, 0.5, 0.7, 0.85, 0.95, 0.99)
-"""Of the probability that the draft model gave to its token."""
-SURE = (0.2, 0.4, 0.55, 0.7, 0.82, 0.92, 0.97)
-"""That the token is right, between these bounds."""
-
-
-class Plan(NamedTuple):
-    """What a step is expected to bring: tokens, in so many seconds. `lengths`: of the drafts by lookup."""
-
-    lengths: dict[Sequence, int]
-    num_tokens: float
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second."""
-        return self.num_tokens / self.seconds
-
-
-@dataclass
-class Drafting:
-    """The draft model's part of a step. `chunks`: the tokens of each sequence that its first run reads.
-    `depths`: for which of these it drafts, and how many tokens at most."""
-
-    chunks: dict[Sequence, int] = field(default_factory=dict)
-    depths: dict[Sequence, int] = field(default_factory=dict)
-    least: float = 0.0
-    """Tokens per second that a further token has to bring."""
-    row_seconds: float = 0.0
-    """What a row more adds to the target's step."""
-    earned: float = 0.0
-    """Seconds of reading that are expected to be earned back, and not paid by the purse."""
-    seconds: float = 0.0
-    """What the runs took, once they have been made."""
-
-
-@dataclass
-class Candidate:
-    """A sequence that the draft model could draft for."""
-
-    sequence: Sequence
-    num_behind: int
-    """Tokens to read before the next one can be drafted."""
-    gains: list[float]
-    """For each token of a draft, how likely it is accepted."""
-
-
-class Guesses:
-    """What is known of the draft model's tokens for one kind of sequence: greedy ones, or others."""
-
-    def __init__(self) -> None:
-        self.places = Acceptance(PLACES, window=400.0)
-        self.sureness = Acceptance(SURE, window=1000.0)
 
 
 class DraftPolicy:
@@ -113,17 +50,11 @@ class DraftPolicy:
 
     def __init__(self, pace: Pace, shadows: Shadows, *, weight: float, max_tokens: int) -> None:
         self.shadows = shadows
-        self.costs = Pace()
-        """Of the draft model's runs."""
+        self.costs = DraftCosts(pace, weight, max_tokens)
+        self.guesses = DraftGuesses()
         self.num_drafted = self.num_accepted = 0
         self._pace = pace
-        self._weight = weight
         self._max_tokens = max_tokens
-        self._ready = min(READY, max_tokens)
-        self._is_timed = False
-        self._guesses = {is_drawn: Guesses() for is_drawn in (False, True)}
-        self._own: dict[Sequence, Acceptance] = {}
-        """By place, of each sequence that has had drafts."""
         self._drafts: dict[Sequence, list[int]] = {}
         """How sure the draft model was of each token of the drafts that are tried in this step."""
         self._purse: float | None = None
@@ -160,7 +91,7 @@ class DraftPolicy:
         candidates = [each for sequence in sequences if (each := self._candidate(sequence, spare)) is not None]
         if not candidates:
             return None
-        ready = [each for each in candidates if each.num_behind <= self._ready]
+        ready = [each for each in candidates if each.num_behind <= self.costs.ready]
         within = plain + self._pace.spare(shape, 0)
         drafting = self._drafts_of(shape, ready, lookups, within, plain, spare) if ready else None
         self._read(drafting := drafting or Drafting(), shape, candidates, lookups, within)
@@ -186,15 +117,7 @@ class DraftPolicy:
             return None
         shadow = self.shadows.get(sequence)
         behind = num_tokens if shadow is None else shadow.num_new
-        return Candidate(sequence, behind, self._gains(sequence, most))
-
-    def _gains(self, sequence: Sequence, num_tokens: int) -> list[float]:
-        known = self._own.get(sequence) or self._guesses[_is_drawn(sequence)].places
-        gains, gain = [], 1.0
-        for place in range(num_tokens):
-            gain *= known.chance(min(place, len(PLACES) - 1))
-            gains.append(gain)
-        return gains
+        return Candidate(sequence, behind, self.guesses.gains(sequence, most))
 
     def _drafts_of(
         self, shape: Shape, ready: list[Candidate], lookups: Plan, within: float, plain: float, spare: int
@@ -215,7 +138,7 @@ class DraftPolicy:
         """The best that a step can bring with drafts of one length for all who are chosen, beside those of `base`."""
         num_rows = sum(base.lengths.values())
         each = shape.num_pairs // shape.num_tokens
-        seconds, again = self._first_run(chosen), self._next_run(chosen)
+        seconds, again = self.costs.first_run(chosen), self.costs.next_run(chosen)
         best, tokens = base, base.num_tokens
         for depth in range(MAX_DEPTH):
             more = [candidate.gains[depth] for candidate in chosen if depth < len(candidate.gains)]
@@ -231,28 +154,6 @@ class DraftPolicy:
                 break
             seconds += again
         return best
-
-    def _first_run(self, chosen: list[Candidate]) -> float:
-        shape = Shape()
-        for candidate in chosen:
-            behind = min(candidate.num_behind, self._ready)
-            start = candidate.sequence.num_tokens - behind
-            shape = _sum(shape, Shape(behind, 1, start + behind, num_pairs(start, behind)))
-        return self.predict(shape)
-
-    def _next_run(self, chosen: list[Candidate]) -> float:
-        num_read = sum(candidate.sequence.num_tokens for candidate in chosen)
-        return self.predict(Shape(len(chosen), len(chosen), num_read, num_read))
-
-    def predict(self, shape: Shape) -> float:
-        """Seconds that a run of the draft model takes."""
-        return self.costs.predict(shape) if self._is_timed else self._weight * self._pace.predict(shape)
-
-    def _read_seconds(self, num_read: int, num_tokens: int) -> float:
-        """What reading so many tokens more takes, beside `num_read` that have been read."""
-        if self._is_timed:
-            return self.costs.chunk_seconds(num_read, num_tokens)
-        return self._weight * self._pace.chunk_seconds(num_read, num_tokens)
 
     def _commission(
         self, shape: Shape, chosen: list[Candidate], least: float, depth: int, spare: int
@@ -294,7 +195,7 @@ class DraftPolicy:
 
     def _trial(self, shape: Shape, one: Candidate) -> tuple[float, float]:
         """Seconds that each step of a trial takes more, and those that the whole trial is expected to lose."""
-        runs = self._first_run([one]) + (PROBE_DEPTH - 1) * self._next_run([one])
+        runs = self.costs.first_run([one]) + (PROBE_DEPTH - 1) * self.costs.next_run([one])
         more = runs + self._pace.predict(with_rows(shape, PROBE_DEPTH, 0)) - self._pace.predict(shape)
         return more, PROBE_STEPS * max(more / 4, more - sum(one.gains[:PROBE_DEPTH]) * self._token_seconds)
 
@@ -308,7 +209,7 @@ class DraftPolicy:
         self, drafting: Drafting, shape: Shape, candidates: list[Candidate], lookups: Plan, within: float
     ) -> None:
         """Have the draft model read on in texts that it is behind in."""
-        late = [each for each in candidates if each.num_behind > self._ready]
+        late = [each for each in candidates if each.num_behind > self.costs.ready]
         if not late:
             return
         option = self._deepest(shape, candidates, lookups, math.inf)
@@ -316,11 +217,11 @@ class DraftPolicy:
         saved = 1 / rate - 1 / option.rate  # per token
         seconds = within - self._pace.predict(shape)
         if drafting.chunks:
-            seconds -= self._first_run(candidates)
+            seconds -= self.costs.first_run(candidates)
         left = self._max_tokens - sum(drafting.chunks.values())
         for candidate in sorted(late, key=lambda each: each.num_behind):
             sequence, start = candidate.sequence, candidate.sequence.num_tokens - candidate.num_behind
-            cost = self._read_seconds(start, candidate.num_behind)
+            cost = self.costs.read_seconds(start, candidate.num_behind)
             is_earned = self._is_earned(candidate, saved, cost)
             if seconds <= 0 or left <= 0 or not (is_earned or self._is_affordable(candidate, shape, cost)):
                 continue
@@ -337,7 +238,7 @@ class DraftPolicy:
     def _is_earned(self, candidate: Candidate, saved: float, cost: float) -> bool:
         """Is what reading a text costs expected to be earned back by the rest of its answer?"""
         sequence = candidate.sequence
-        if self._guesses[_is_drawn(sequence)].places.num_seen < KNOWN:
+        if not self.guesses.is_known(sequence):
             return False
         rest = max(self._pace.mean_output - sequence.num_output, sequence.num_output / 2)
         return saved * min(sequence.max_length - sequence.num_tokens, rest) > MARGIN * cost
@@ -346,7 +247,7 @@ class DraftPolicy:
         """May it be read for finding out what drafts give?"""
         if self._until_trial > 0:
             return False
-        is_known = self._guesses[_is_drawn(candidate.sequence)].places.num_seen >= KNOWN
+        is_known = self.guesses.is_known(candidate.sequence)
         _, loss = self._trial(shape, candidate)
         whole = (cost + loss) * (AGAIN if is_known else 1)
         return (self._purse or 0.0) > whole and self._is_possible(shape, candidate)
@@ -356,19 +257,8 @@ class DraftPolicy:
     def goes_on(self, drafting: Drafting, gain: float, place: int, sequence: Sequence, seconds: float) -> bool:
         """Is a token more worth its time, where those before are right with a chance of `gain`, and its part of the
         run takes so many seconds?"""
-        known = self._own.get(sequence) or self._guesses[_is_drawn(sequence)].places
-        gain *= known.chance(min(place, len(PLACES) - 1))
+        gain *= self.guesses.chance(sequence, place)
         return gain >= drafting.least * (seconds + drafting.row_seconds)
-
-    def sureness(self, sequence: Sequence, probability: float) -> tuple[int, float]:
-        """Of a token that the draft model drew with that probability: its kind, and how likely it is right."""
-        kind = sum(probability >= bound for bound in BOUNDS)
-        return kind, self._guesses[_is_drawn(sequence)].sureness.chance(kind)
-
-    def observe(self, shape: Shape, seconds: float) -> None:
-        """A run of the draft model took so long."""
-        self.costs.observe(shape, seconds)
-        self._is_timed = True
 
     # what came of it
 
@@ -397,13 +287,7 @@ class DraftPolicy:
         self.num_drafted += len(kinds)
         self.num_accepted += num_accepted
         self._spent -= num_accepted * self._token_seconds
-        guesses = self._guesses[_is_drawn(sequence)]
-        own = self._own.get(sequence)
-        if own is None:
-            own = self._own[sequence] = Acceptance(PLACES, guesses.places)
-        for place, kind in enumerate(kinds[: num_accepted + 1]):
-            own.observe(min(place, len(PLACES) - 1), place < num_accepted)
-            guesses.sureness.observe(kind, place < num_accepted)
+        self.guesses.learn(sequence, kinds, num_accepted)
 
     def forget(self, sequence: Sequence) -> None:
         """A sequence has been displaced, or has ended."""
@@ -412,24 +296,5 @@ class DraftPolicy:
     def finish(self, sequence: Sequence) -> None:
         """A sequence has ended."""
         self.forget(sequence)
-        self._own.pop(sequence, None)
+        self.guesses.finish(sequence)
         self._drafts.pop(sequence, None)
-
-
-def with_rows(shape: Shape, num_rows: int, context: int) -> Shape:
-    """The shape of a step with so many drafted tokens more, each of which sees `context`."""
-    return Shape(
-        shape.num_tokens + num_rows,
-        shape.num_rows + num_rows,
-        shape.num_read + num_rows,
-        shape.num_pairs + num_rows * context,
-        shape.num_bytes,
-    )
-
-
-def _sum(one: Shape, other: Shape) -> Shape:
-    return Shape(*(a + b for a, b in zip(one, other, strict=True)))
-
-
-def _is_drawn(sequence: Sequence) -> bool:
-    return sequence.group.request.sampling.temperature > 0

@@ -15,11 +15,11 @@ from pelton.engine import machine
 from pelton.engine.answers import Answers
 from pelton.engine.background import Background
 from pelton.engine.batch import Batches, Row
-from pelton.engine.border import check_request
 from pelton.engine.budget import MemoryBudget
 from pelton.engine.constraints import Grammars, Masks
 from pelton.engine.deadlines import Deadlines
 from pelton.engine.draft_model import DraftModel, open_draft_model
+from pelton.engine.intake import Intake
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.pace import Pace, Shape
 from pelton.engine.pins import Pins
@@ -39,6 +39,7 @@ from pelton.engine.protocol import (
     Tokens,
     Vocabulary,
 )
+from pelton.engine.report import Report, info_of
 from pelton.engine.runner import Runner
 from pelton.engine.sampling import Sampling
 from pelton.engine.scheduler import Scheduler
@@ -46,7 +47,7 @@ from pelton.engine.sequence import SequenceGroup
 from pelton.engine.speculative import Speculation, count_accepted
 from pelton.engine.tiers import DiskTier
 from pelton.engine.work import Work
-from pelton.errors import InternalError, InvalidRequest, Overloaded, PeltonError
+from pelton.errors import InternalError, PeltonError
 from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.digest import of_model
 from pelton.request import EngineRequest
@@ -86,14 +87,7 @@ class Engine:
         self._clock = clock
         self.pace = Pace(config.target_itl / 1000)
         self._draft_model: DraftModel | None = None
-        self.memory = KVMemory(
-            runner.windows,
-            runner.num_blocks,
-            max_chunk=config.max_batch_tokens,
-            is_caching=config.prefix_cache,
-            block_bytes=runner.plan.bytes_per_block,
-            host_bytes=runner.plan.swap,
-        )
+        self.memory = _memory_of(runner, config)
         self._tier = None if prefixes is None or not config.prefix_cache else self._new_tier(prefixes)
         self.scheduler = Scheduler(
             self.memory,
@@ -107,7 +101,6 @@ class Engine:
             speculation=self._new_speculation(config) if config.speculation == "auto" else None,
         )
         self._in_flight = self.scheduler.in_flight
-        self.context = runner.context
         self.on_news: Callable[[], None] = lambda: None
         """Called from another thread when there is something to do again."""
         self._batches = Batches(len(runner.windows), runner.advance)
@@ -124,11 +117,13 @@ class Engine:
         self._last_end: float | None = None
         """When the last step ended, where the next one follows at once."""
         self._backgrounds: list[tuple[Runner, Background]] = []
-        self._counters = Counters(kv_blocks_total=sum(pool.num_usable for pool in self.memory.pools))
-        self._pins = Pins(self.memory, self.context)
+        self._pins = Pins(self.memory, runner.context)
+        self._report = Report(self.scheduler, self._grammars, self._pins)
+        self._counted = self._report.counted
         self._answers = Answers(
-            self._in_flight, self.scheduler.forks, self._pins, self._counters, clock, self._grammars.forget
+            self._in_flight, self.scheduler.forks, self._pins, self._counted, clock, self._grammars.forget
         )
+        self._intake = Intake(runner, self.scheduler, self._answers, self._pins, self._grammars, self._processors)
         self._open_tier()
 
     def _new_speculation(self, config: EngineConfig) -> Speculation:
@@ -179,7 +174,7 @@ class Engine:
         for group, error in self._deadlines.expired(self._answers.groups, now):
             self._answers.fail(group, error)
         self._pins.expire(now)
-        self._take_compiled()
+        self._intake.take_compiled()
         self._in_flight.take_fetched()
         self._due = min(self._pins.next_end, self._deadlines.next)
 
@@ -256,7 +251,7 @@ class Engine:
         if self._draft_model is not None:
             self._draft_model.policy.stepped(shape, seconds)
         self._last_end = ended if self._in_flight.has_work else None
-        self._counters.steps += 1
+        self._counted.steps += 1
 
     @property
     def has_work(self) -> bool:
@@ -277,98 +272,35 @@ class Engine:
     @property
     def info(self) -> EngineInfo:
         """What is loaded."""
-        draft = self.runner.draft
-        plans = [self.runner.plan, *(() if draft is None else (draft.plan,))]
-        return EngineInfo(
-            vocab_size=self.runner.vocab_size,
-            context=self.context,
-            width=self.runner.width,
-            files=self.runner.files,
-            fingerprint=self.runner.fingerprint,
-            max_sequences=self.runner.max_sequences,
-            kv_tokens=self.memory.capacity,
-            draft_context=0 if draft is None else draft.context,
-            weight_bytes=sum(plan.weights for plan in plans),
-            kv_bytes=sum(plan.kv for plan in plans),
-            arena_bytes=sum(plan.arena for plan in plans),
-        )
+        return info_of(self.runner, self.memory.capacity)
 
     @property
     def counters(self) -> Counters:
         """What was done so far, and what is held now."""
-        counters = self._counters
-        counters.num_running = len(self._in_flight.running)
-        counters.num_waiting = self._in_flight.num_waiting + self._grammars.num_compiling
-        if self._tier is not None:
-            counters.disk_bytes_read, counters.disk_bytes_written = self._tier.num_read, self._tier.num_written
-        counters.preempted = self.scheduler.admission.num_preempted
-        counters.swapped = self.scheduler.admission.num_swapped
-        counters.drafted = self.scheduler.drafts.num_drafted
-        counters.accepted = self.scheduler.drafts.num_accepted
-        if self._draft_model is not None:
-            counters.drafted_by_model = self._draft_model.policy.num_drafted
-            counters.accepted_by_model = self._draft_model.policy.num_accepted
-        counters.kv_blocks_used = sum(pool.num_used for pool in self.memory.pools)
-        counters.pins = self._pins.infos
-        return counters
+        return self._report.counters
 
     def submit(self, request: EngineRequest) -> None:
         """Take a request: its next events are `Accepted`, or one `ErrorEvent` that says why not."""
         try:
-            self._check(request)
+            self._intake.check(request)
         except PeltonError as error:
             self._answers.refuse(request.id, error)
             return
         self._num_arrived += 1
-        self._counters.requests += 1
+        self._counted.requests += 1
         group = self._answers.groups[request.id] = SequenceGroup(request, self._num_arrived)
         group.arrived_at = self._clock()
         self._deadlines.add(group, group.arrived_at)
         self._due = -math.inf
         if not request.is_constrained:
-            self._admit(group)
+            self._intake.admit(group)
             return
         group.sequences[0].state = "compiling"
         self._grammars.compile(request.id, request.grammar, request.thinking, request.tenant)
 
-    def _admit(self, group: SequenceGroup) -> None:
-        self._in_flight.add(next(sequence for sequence in group.sequences if sequence.state == "waiting"))
-        self._answers.accept(group)
-
     def learn(self, vocabulary: Vocabulary) -> None:
         """What grammars are made of; before the first request with one."""
         self._grammars.learn(vocabulary)
-
-    def _take_compiled(self) -> None:
-        """Let requests go on whose grammars are ready."""
-        for request_id, compiled in self._grammars.take():
-            group = self._answers.groups[request_id]
-            if isinstance(compiled, PeltonError):
-                self._answers.fail(group, compiled)
-                continue
-            group.warnings = compiled.warnings
-            for sequence in group.sequences:
-                sequence.constraint = compiled.fork()
-                if sequence.state == "compiling":
-                    sequence.state = "waiting"
-            self._admit(group)
-
-    def _check(self, request: EngineRequest) -> None:
-        """Raise what speaks against taking a request now."""
-        if request.id in self._answers.groups or request.id in self._pins:
-            raise InvalidRequest(f"a request with id {request.id!r} is in flight", param="id")
-        check_request(request, self.runner.vocab_size, self.runner.max_sequences, self.context)
-        self._processors.check(request.sampling.logits_processors)
-        if request.pin_ttl:
-            self._pins.check(request)
-        if self.scheduler.admission.is_full(len(request.prompt_ids), request.priority):
-            count, num_tokens = self._in_flight.num_waiting, self._in_flight.num_waiting_tokens
-            raise Overloaded(
-                f"{count} requests with {num_tokens} prompt tokens are waiting; try again later",
-                retry_after=self.scheduler.admission.seconds_to_serve(),
-            )
-        if request.is_constrained:
-            self._grammars.check_room(request.tenant)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one of its choices, at once; its blocks are free for the next step."""
@@ -443,3 +375,14 @@ class Engine:
             background.close()
         sys.stderr.write("".join(map(table, self.runner.profile())))
         self.runner.close()
+
+
+def _memory_of(runner: Runner, config: EngineConfig) -> KVMemory:
+    return KVMemory(
+        runner.windows,
+        runner.num_blocks,
+        max_chunk=config.max_batch_tokens,
+        is_caching=config.prefix_cache,
+        block_bytes=runner.plan.bytes_per_block,
+        host_bytes=runner.plan.swap,
+    )

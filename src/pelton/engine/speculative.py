@@ -20,7 +20,8 @@ from itertools import chain, islice
 from pelton.backends.base import Sampled
 from pelton.engine.acceptance import Acceptance
 from pelton.engine.batch import Row
-from pelton.engine.draft_policy import LEAST_GAIN, PAST, Drafting, DraftPolicy, Plan, with_rows
+from pelton.engine.draft_policy import DraftPolicy
+from pelton.engine.drafting import LEAST_GAIN, PAST, Drafting, Plan, with_rows
 from pelton.engine.lookup import LONGEST, Lookup
 from pelton.engine.pace import Pace, Shape
 from pelton.engine.sequence import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from pelton.engine.batch import num_drafted
-from pelton.engine.draft_policy import Drafting
+from pelton.engine.drafting import Drafting
 from pelton.engine.kv_memory import KVMemory
 from pelton.engine.sequence import Sequence
 from pelton.engine.speculative import Speculation

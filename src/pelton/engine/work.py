@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from pelton.engine.batch import scored
-from pelton.engine.draft_policy import Drafting
+from pelton.engine.drafting import Drafting
 from pelton.engine.moves import Move
 from pelton.engine.pace import Shape, num_pairs
 from pelton.engine.plain import PlainRun
