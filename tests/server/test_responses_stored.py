@@ -18,7 +18,7 @@ import openai
 import pytest
 
 from pelton.errors import Unavailable
-from pelton.server import responses, responses_background
+from pelton.server import responses, responses_background, responses_store
 from pelton.server.responses_store import ResponseStore
 from pelton.server.responses_types import Response
 from tests.server.scripted import ScriptedService, client_of, serving
@@ -63,6 +63,17 @@ def test_a_thread_goes_on_without_old_instructions_and_survives_a_restart(servic
             with pytest.raises(openai.BadRequestError) as error:
                 client.responses.create(**ASK, previous_response_id=gone)
             assert (error.value.code, error.value.param) == ("previous_response_not_found", "previous_response_id")
+
+
+def test_a_thread_is_read_beside_the_event_loop(client, monkeypatch):
+    first = client.responses.create(**ASK)
+    before, threads = responses_store._items, set()
+    monkeypatch.setattr(
+        responses_store, "_items", lambda rows: threads.add(threading.current_thread().name) or before(rows)
+    )
+    client.responses.create(**ASK, previous_response_id=first.id)
+    assert threads
+    assert {name.partition("_")[0] for name in threads} <= {"asyncio", "uvloop"}  # whose executors they are
 
 
 def test_an_input_refers_to_no_more_than_may_be_read(client, monkeypatch):

@@ -197,7 +197,7 @@ class Responses:
         id, query = http.path_params["id"], _query(http, wire.ItemsQuery)
         stored = await self._stored.get(id)
         previous = stored.response.previous_response_id
-        found = [*(self._stored.thread(previous) if previous is not None else ()), *stored.input]
+        found = [*(await self._stored.thread(previous) if previous is not None else ()), *stored.input]
         if query.order == "desc":
             found.reverse()
         if query.after is not None:
