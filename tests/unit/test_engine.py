@@ -1,52 +1,15 @@
-"""The engine over a toy executor: exactness, forks, preemption, cancellation, one terminal event."""
+"""The engine over a toy executor: exactness, forks, preemption, the prefix cache, one terminal event."""
 
 from __future__ import annotations
 
-import itertools
 import random
-from array import array
 
-import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from pelton.request import Done, ErrorEvent, Finish, PromptEvent, TokenEvent
+from pelton.request import Done, Finish, PromptEvent, TokenEvent
+from tests.unit.alone import GROUPS, MIX, alone, even
 from tests.unit.toy_executor import VOCAB, Transcript, digest, make_engine, prompt, ranking, request, run, view
-
-GROUPS = [(None,), (None, 48), (40,), (None, 40, 100)]
-MIX = [
-    request("greedy", prompt(70)),
-    request("seeded", prompt(70), temperature=1.0, seed=7, max_tokens=20),
-    request("choices", prompt(45, 3), n=3, temperature=0.8, seed=3, max_tokens=12),
-    request("penalties", prompt(33), repetition_penalty=1.2, presence_penalty=0.5, max_tokens=40),
-    request("frequency", prompt(64), frequency_penalty=0.5, max_tokens=40),
-    request("short", prompt(1, 5), max_tokens=70),
-    request("min", prompt(10), end_ids=tuple(range(0, VOCAB, 2)), min_tokens=6, max_tokens=30),
-    request("logprobs", prompt(150), logprobs=3, max_tokens=10),
-    request("scored", prompt(100), prompt_logprobs=2, n=2, max_tokens=5),
-    request("score alone", prompt(70), prompt_logprobs=0, max_tokens=0),
-    request("mirostat", prompt(30, 8), mirostat_mode=2, temperature=1.0, n=2, max_tokens=40),
-    request("dry", prompt(30, 8), dry_multiplier=1e9, dry_allowed_length=1, max_tokens=40),
-    request("allowed", prompt(20, 4), allowed_token_ids=(1, 3, 44), max_tokens=20),
-    msgspec.structs.replace(
-        request("bad words", prompt(20, 4), allowed_token_ids=(1, 3, 44, 45), bad_words=("",), max_tokens=40),
-        bad_words_ids=((1, 3), (44,), (3, 3, 45), (45, 45)),
-    ),
-]
-
-
-_ALONE = {}
-
-
-def alone(one, windows=(None,)):
-    key = (msgspec.json.encode(one), windows)
-    if key not in _ALONE:
-        settings = {"prefix_cache": False, "max_batch_tokens": 1000, "speculation": "off"}
-        engine, _ = make_engine(windows=windows, num_blocks=40, **settings)
-        _ALONE[key] = run(engine, [one]).answers(one.id)
-    return _ALONE[key]
 
 
 @pytest.mark.parametrize("windows", GROUPS)
@@ -92,138 +55,7 @@ def test_alone_is_batched_is_chunked_is_preempted(windows, settings):
         assert (engine.counters.swapped > 0) == ("swap" in settings)
 
 
-def guess(sequence, truth, rng):
-    """Up to five tokens, of which the first ones, or all, are right."""
-    left = sequence.group.request.sampling.max_tokens - sequence.num_output
-    tokens = truth[sequence.num_output :][: min(rng.randrange(6), left - 1)]
-    if tokens and rng.random() < 0.5:
-        tokens[rng.randrange(len(tokens))] = rng.randrange(VOCAB)
-    while set(tokens) & sequence.group.end_ids:
-        tokens.pop()
-    return array("i", tokens)
-
-
-class Guesses:
-    """Drafts that are right as often as not."""
-
-    def __init__(self, truths):
-        self.truths = truths
-        self.rng = random.Random(7)
-
-    def rests(self, num_sequences):
-        return False
-
-    def draft(self, shape, sequences, spare):
-        for sequence in sequences:
-            sequence.draft = guess(sequence, self.truths[sequence.group.request.id, sequence.choice], self.rng)
-
-
-@pytest.mark.parametrize("windows", GROUPS)
-@pytest.mark.parametrize("settings", [{}, {"max_batch_tokens": 9}, {"num_blocks": 12}, {"max_batch_tokens": 1000}])
-def test_drafts_change_nothing(windows, settings):
-    if len([w for w in windows if w]) and "num_blocks" in settings:
-        settings = settings | {"num_blocks": settings["num_blocks"] + 2}
-    engine, executor = make_engine(windows=windows, clock=even(), **settings)
-    transcript = Transcript()
-    for one in MIX:
-        engine.submit(one)
-    truths = {
-        (one.id, choice): [e.token_id for e in alone(one, windows) if isinstance(e, TokenEvent) and e.choice == choice]
-        for one in MIX
-        for choice in range(one.sampling.n)
-    }
-    engine.scheduler.drafts.speculation = Guesses(truths)  # type: ignore[assignment]
-    run(engine, (), transcript)
-    assert 0 < engine.counters.accepted <= engine.counters.drafted
-    if settings.get("max_batch_tokens") != 9:  # there, only what is sure to be accepted finds room
-        assert engine.counters.accepted < engine.counters.drafted
-    msgspec.msgpack.encode(engine.counters)  # an engine process sends them
-    for one in MIX:
-        assert transcript.answers(one.id) == alone(one, windows), one.id
-    plain, plain_executor = make_engine(windows=windows, **settings)
-    expected = run(plain, MIX)
-    for one in MIX:
-        assert transcript.last(one.id).usage.completion_tokens == expected.last(one.id).usage.completion_tokens
-    if not settings:  # little room for drafts elsewhere
-        assert len(executor.steps) < len(plain_executor.steps)
-    again = run(engine, MIX)
-    for one in MIX:
-        assert again.answers(one.id) == alone(one, windows), one.id
-
-
-def even(seconds=1.0):
-    """A clock by which all steps take as long, so that drafts pay."""
-    return itertools.count(step=seconds).__next__
-
-
-REPEATING = [(1,), (2,), (1, 2)]
 """What the toy model goes round in circles with."""
-
-
-@pytest.mark.parametrize("windows", REPEATING)
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"max_batch_tokens": 9}, {"num_blocks": 12}, {"num_blocks": 12, "prefix_cache": False, "swap": 10_000}],
-    ids=str,
-)
-def test_speculation_changes_nothing_but_the_number_of_steps(windows, settings):
-    mix = [msgspec.structs.replace(one, sampling=longer(one.sampling)) for one in MIX]
-    plain, plain_executor = make_engine(windows=windows, speculation="off", **settings)
-    expected = run(plain, mix)
-    engine, executor = make_engine(windows=windows, clock=even(), **settings)
-    drafted = run(engine, mix)
-    again = run(engine, mix)
-    for one in mix:
-        assert drafted.answers(one.id) == again.answers(one.id) == expected.answers(one.id), one.id
-        completion = drafted.last(one.id).usage.completion_tokens
-        assert completion == expected.last(one.id).usage.completion_tokens
-    assert 0 < engine.counters.accepted <= engine.counters.drafted
-    if settings.get("max_batch_tokens") != 9:  # there, only what is sure to be accepted finds room
-        assert engine.counters.accepted < engine.counters.drafted
-    assert plain.counters.drafted == 0
-    assert len(executor.steps) < 2 * len(plain_executor.steps)
-
-
-def longer(sampling):
-    return msgspec.structs.replace(sampling, max_tokens=3 * sampling.max_tokens)
-
-
-ASKED = st.fixed_dictionaries(
-    {"max_tokens": st.integers(1, 90), "temperature": st.sampled_from([0.0, 0.0, 1.0]), "n": st.integers(1, 3)},
-    optional={
-        "logprobs": st.just(2),
-        "min_tokens": st.integers(0, 20),
-        "stop_token_ids": st.lists(st.integers(0, VOCAB - 1), max_size=3).map(tuple),
-        "frequency_penalty": st.just(0.5),
-        "repetition_penalty": st.just(1.2),
-        "mirostat_mode": st.just(2),
-        "dry_multiplier": st.just(1e9),
-        "logit_bias": st.just({3: -100.0, 4: 1.0}),
-        "ignore_eos": st.booleans(),
-    },
-)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(ASKED, min_size=1, max_size=5), st.integers(8, 30), st.sampled_from(REPEATING), st.integers(0, 9))
-def test_any_mix_with_drafts_is_as_without(asked, num_blocks, windows, aborted):
-    mix = [request(str(i), prompt(20 + 9 * i, i), end_ids=(7, 8), **params) for i, params in enumerate(asked)]
-    plain, _ = make_engine(windows=windows, num_blocks=40, speculation="off")
-    expected = run(plain, mix)
-    engine, _ = make_engine(windows=windows, num_blocks=num_blocks, clock=even(), max_batch_tokens=30)
-    transcript = Transcript()
-    for one in [*mix, request("aborted", prompt(30), max_tokens=60, n=2)]:
-        engine.submit(one)
-    for _ in range(aborted):
-        transcript.add(engine.step())
-    engine.abort("aborted", 1)
-    transcript.add(engine.step())
-    engine.abort("aborted")
-    run(engine, (), transcript)
-    for one in mix:
-        assert transcript.answers(one.id) == expected.answers(one.id)
-        usages = [ran.last(one.id).usage.completion_tokens for ran in (transcript, expected)]
-        assert usages[0] == usages[1]
 
 
 @pytest.mark.parametrize("windows", [*GROUPS, (33,), (1,), (None, 8)])
@@ -388,104 +220,6 @@ def test_logprobs_come_where_they_are_asked_for():
     assert all(len(e.top) == 2 and e.logprob is not None for e in tokens)
     assert all(e.top == () and e.logprob is None for e in transcript.events["b"] if isinstance(e, TokenEvent))
     assert all(e.top == () and e.logprob is not None for e in transcript.events["c"] if isinstance(e, TokenEvent))
-
-
-@pytest.mark.parametrize(
-    ("asked", "kind", "words"),
-    [
-        (request("a", []), "InvalidRequest", "no tokens"),
-        (request("a", [VOCAB]), "InvalidRequest", f"0 to {VOCAB - 1}"),
-        (request("a", [-1]), "InvalidRequest", "ids"),
-        (request("a", [1], logit_bias={VOCAB: 1.0}), "InvalidRequest", "logit_bias"),
-        (request("a", [1], n=9), "InvalidRequest", "n (or best_of) is 9"),
-        (request("a", [1], max_tokens=-1), "InvalidRequest", "max_tokens is -1"),
-        (request("a", prompt(6000), max_tokens=500), "ContextLengthExceeded", "6000 tokens, which with max_tokens 500"),
-    ],
-)
-def test_what_cannot_be_served_is_refused_with_the_reason(asked, kind, words):
-    engine, _ = make_engine()
-    transcript = run(engine, [asked])
-    (event,) = transcript.events["a"]
-    assert isinstance(event, ErrorEvent)
-    assert event.kind == kind
-    assert words in event.message
-
-
-def test_the_queue_is_bounded():
-    engine, _ = make_engine(max_queue=3, max_sequences=2)
-    transcript = run(engine, [request(str(i), prompt(5, i)) for i in range(7)])
-    kinds = [type(transcript.last(str(i))) for i in range(7)]
-    assert kinds == [Done] * 5 + [ErrorEvent] * 2
-    assert transcript.last("6").kind == "Overloaded"
-
-
-def test_abort_in_every_state():
-    engine, _ = make_engine(max_sequences=4, num_blocks=40)
-    transcript = Transcript()
-    engine.submit(request("decoding", prompt(5), max_tokens=100))
-    transcript.add(engine.step())
-    engine.submit(request("prefill", prompt(300, 1), n=3))
-    transcript.add(engine.step())
-    engine.submit(request("queued", prompt(300, 2)))
-    transcript.add(engine.step())
-    states = {id: engine._answers.groups[id].sequences[0].state for id in ("decoding", "prefill", "queued")}
-    assert states == {"decoding": "running", "prefill": "running", "queued": "waiting"}
-    for id in states:
-        engine.abort(id)
-        engine.check()
-        engine.abort(id)
-        engine.abort("unknown")
-    assert engine.counters.kv_blocks_used == 0
-    run(engine, transcript=transcript)
-    for id, choices in {"decoding": 1, "prefill": 3, "queued": 1}.items():
-        assert [e.reason for e in transcript.events[id] if isinstance(e, Finish)] == ["abort"] * choices
-        assert isinstance(transcript.last(id), Done)
-
-
-@pytest.mark.parametrize("choice", [0, 1, 2])
-@pytest.mark.parametrize("steps", [0, 1, 4, 8])
-def test_abort_of_one_choice_leaves_the_others_as_they_were(choice, steps):
-    engine, _ = make_engine()
-    asked = request("a", prompt(200), n=3, temperature=1.0, max_tokens=12)
-    transcript = Transcript()
-    engine.submit(asked)
-    for _ in range(steps):
-        transcript.add(engine.step())
-    engine.abort("a", choice)
-    engine.check()
-    run(engine, transcript=transcript)
-    others = [e for e in alone(asked) if e.choice != choice]
-    assert [e for e in transcript.answers("a") if e.choice != choice] == others
-
-
-def test_a_failed_step_ends_the_requests_in_flight_and_only_them():
-    engine, executor = make_engine()
-    transcript = Transcript()
-    engine.submit(request("a", prompt(50), n=2))
-    engine.submit(request("b", prompt(500)))
-    for _ in range(3):
-        transcript.add(engine.step())
-    executor.fail_next = True
-    transcript.add(engine.advance())
-    assert not engine.has_work
-    for id in ("a", "b"):
-        event = transcript.last(id)
-        assert isinstance(event, ErrorEvent)
-        assert event.kind == "InternalError"
-        assert "the toy broke" in event.message
-    asked = request("c", prompt(50))
-    assert run(engine, [asked]).answers("c") == alone(asked)
-
-
-def test_a_row_that_can_draw_nothing_ends_its_request_alone():
-    engine, _ = make_engine()
-    nothing = {id: float("-inf") for id in range(VOCAB)}
-    asked = request("fine", prompt(30), n=2, temperature=1.0)
-    transcript = run(engine, [request("none", prompt(40), n=3, logit_bias=nothing), asked])
-    (_, event) = transcript.events["none"]
-    assert isinstance(event, ErrorEvent)
-    assert event.param == "logit_bias"
-    assert transcript.answers("fine") == alone(asked)
 
 
 @pytest.mark.parametrize("windows", GROUPS)

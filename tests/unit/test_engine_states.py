@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pelton.request import IDLE, Done, ErrorEvent, Finish
-from tests.unit.test_engine import alone
+from tests.unit.alone import alone
 from tests.unit.toy_executor import Transcript, make_engine, prompt, request
 
 WINDOWS = (None, 40)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pelton.request import Done, ErrorEvent
-from tests.unit.test_engine import alone
+from tests.unit.alone import alone
 from tests.unit.toy_executor import ToyExecutor, Transcript, make_engine, prompt, request, run
 
 WINDOWS = [(None,), (None, 40), (70,), (None, 33, 90)]

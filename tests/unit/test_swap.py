@@ -9,7 +9,7 @@ from pelton.engine.pace import Pace, Prices
 from pelton.engine.sequence import Sequence, SequenceGroup
 from pelton.ops.data import NULL_BLOCK
 from pelton.request import Finish
-from tests.unit.test_engine import GROUPS, alone
+from tests.unit.alone import GROUPS, alone
 from tests.unit.toy_executor import Transcript, make_engine, prompt, request, run
 
 LONG = request("long", prompt(150, 1), max_tokens=60, temperature=1.0, priority=1)

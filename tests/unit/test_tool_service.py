@@ -31,7 +31,7 @@ from pelton.request import (
     ToolChoice,
 )
 from tests.unit.scripted_engine import ScriptedEngine, saying
-from tests.unit.test_service import ids, run, service
+from tests.unit.served import ids, run, service
 
 THINKS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
