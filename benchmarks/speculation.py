@@ -69,11 +69,13 @@ def works(vocab_size: int) -> list[Work]:
     source = random.Random(0)
     sky = "Why is the sky blue? Explain it to a child."
     rewrite = f"Rewrite this file. Rename the class Inventory to Warehouse and change nothing else.\n```python{CODE}```"
+    contacts = f"Extract all people as a JSON list of objects with name, email and department.\n{LETTER}"
     quote = f"Copy the following text word for word.\n{LETTER}"
     questions = [sky, "How do I boil an egg?", "Write a poem about rain.", "What is a prime number?"]
     return [
         Work("code editing", [rewrite], 200),
         Work("extraction", [f"List each person's name, e-mail address and department, one a line.\n{LETTER}"], 120),
+        Work("extraction as JSON", [contacts], 250),
         Work("quoting", [quote], 150),
         Work("chat", [sky], 120),
         Work("chat, temperature 0.8", [sky], 120, 0.8),
