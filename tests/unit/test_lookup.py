@@ -12,13 +12,13 @@ from pelton.engine.lookup import LONGEST, MAX_READ, Lookup
 
 
 def search(tokens: list[int]) -> tuple[int, int]:
-    """The length of the longest match of the last tokens, at least 2, and the latest place behind one."""
+    """The length of the longest match of the last tokens, and the latest place behind one."""
     best = (0, 0)
     for place in range(1, len(tokens)):
         length = 0
         while length < min(LONGEST, place) and tokens[place - 1 - length] == tokens[len(tokens) - 1 - length]:
             length += 1
-        if length >= max(2, best[0]):
+        if length >= max(1, best[0]):
             best = (length, place)
     return best
 
@@ -51,12 +51,22 @@ def test_the_longest_match_and_what_followed_it(monkeypatch, seed):
 def test_it_learns_of_the_output_alone():
     prompt = [1, 2, 3, 4, 5, 6]
     lookup = Lookup()
-    assert read(lookup, [*prompt, 1], len(prompt)) == []
+    assert read(lookup, prompt, len(prompt)) == []
     assert lookup.length == 0
-    assert read(lookup, [*prompt, 1, 2], len(prompt)) == []
+    assert read(lookup, [*prompt, 1], len(prompt)) == []
+    assert lookup.length == 1
+    assert read(lookup, [*prompt, 1, 2], len(prompt)) == [(1, True)]
     assert lookup.length == 2
     assert read(lookup, [*prompt, 1, 2, 3, 4, 9], len(prompt)) == [(2, True), (3, True), (4, False)]
     assert lookup.length == 0
+
+
+def test_a_new_pair_is_matched_by_its_last_token():
+    tokens = [5, 1, 2, 8, 1, 3, 9, 1]
+    lookup = Lookup()
+    read(lookup, tokens)
+    assert lookup.length == 1
+    assert lookup.draft(array("i", tokens), 2).tolist() == [3, 9]
 
 
 def test_a_draft_goes_on_in_its_period():

@@ -37,11 +37,13 @@ FIRST_PROBE, LAST_PROBE = 16, 1024
 next one doubles."""
 REST = 16
 """Where drafts cannot pay, because of what rows cost, one step in so many asks for some nevertheless."""
+MOST_LOST = 0.02
+"""Share of the time since the last probe that one may be expected to lose."""
 NUM_PROBES = 6
 """Each probe has twice the rows of the one before, until so many; then they begin again with one per sequence."""
 
 
-FIRST_CHANCES = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.9)
+FIRST_CHANCES = (0.0, 0.05, 0.4, 0.6, 0.75, 0.85, 0.9)
 """That a drafted token is right, by the bits of the match's length, before anything was seen."""
 
 
@@ -199,8 +201,8 @@ class Speculation:
         return Plan(lengths, tokens, self.pace.predict(with_rows(shape, num_best, each)) if num_best else plain)
 
     def _probe(self, shape: Shape, offers: list[tuple[float, int, Sequence]], num_best: int, within: float) -> int:
-        """How many tokens to draft in place of `num_best`: more, if it is time to see what they cost, and they would
-        pay if they cost nothing."""
+        """How many tokens to draft in place of `num_best`: more, if it is time to see what they cost, they would pay
+        if they cost nothing, and little is expected to be lost if they do not."""
         self._until_probe -= 1 + self._rest
         if self._until_probe > 0:
             return num_best
@@ -211,7 +213,9 @@ class Speculation:
         gains = [gain for gain, _, _ in offers[:wanted]]
         if shape.num_tokens + sum(gains) < LEAST_GAIN * (shape.num_tokens + sum(gains[:num_best])):
             return num_best
-        if self.pace.predict(with_rows(shape, wanted, 0)) > within:
+        plain, seconds = self.pace.predict(shape), self.pace.predict(with_rows(shape, wanted, 0))
+        lost = seconds - self.pace.predict(with_rows(shape, num_best, 0)) - sum(gains[num_best:]) * plain
+        if seconds > within or lost > MOST_LOST * plain * (self._probe_after - self._until_probe):
             return num_best
         self._num_probes += 1
         self._until_probe = self._probe_after = min(2 * self._probe_after, LAST_PROBE)
