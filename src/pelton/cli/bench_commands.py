@@ -39,20 +39,11 @@ def bench() -> None:
 @click.option("--seconds", type=click.FloatRange(0.001, 60), default=0.3, show_default=True, help="Per line.")
 @click.option("--kv-dtype", type=click.Choice(KV_TYPES), help="KV cache of attention. [default: f16]")
 @click.option("--model", help="Take this model's steps apart, too: each op's time and its share.")
-def bench_kernels(
-    isa: str | None,
-    threads: int | None,
-    ops: tuple[str, ...],
-    types: tuple[str, ...],
-    rows: tuple[int, ...],
-    seconds: float,
-    kv_dtype: str | None,
-    model: str | None,
-) -> None:
+def bench_kernels(**options: Any) -> None:
     """Measure each op beside what this machine's memory and arithmetic allow."""
     from pelton.cli import bench as command
 
-    command.kernels(isa, threads, ops, types, rows, seconds, kv_dtype, model)
+    command.kernels(**options)
 
 
 @bench.command("serve")
