@@ -22,7 +22,7 @@ constexpr int padded_value_dim(int value_dim) { return (value_dim + 15) / 16 * 1
 // Some query rows of one sequence that share a KV head, and one piece of its keys. Row r sees the keys at
 // positions[r] - window + 1 .. positions[r] (window 0: 0 .. positions[r]).
 struct AttendPiece {
-    const float* queries;      // [head_dim, num_rows], already multiplied by the scale of scores
+    const uint8_t* queries;    // as the kernel's put_query left them
     const int32_t* positions;  // [num_rows]
     int num_rows;
     int head_dim;
@@ -42,10 +42,20 @@ struct AttendPartial {
     float* output;   // [num_rows, padded_value_dim]
 };
 
+// The most rows of an item, and the bytes that their queries take at most; they are 64-byte aligned.
+constexpr int kMaxItemRows = 64;
+constexpr size_t query_bytes(int num_rows, int head_dim) {
+    return static_cast<size_t>((num_rows + 15) / 16 * 16) * static_cast<size_t>((head_dim + 31) / 32 * 32) * 4;
+}
+
 struct AttentionKernel {
+    // So many rows share a walk over the keys best, where the step has them; at most kMaxItemRows.
+    int item_rows;
     // Rounds one token's key and value of one head to the cache type and puts them into slot `slot` of a block.
     // NaN is stored as 0; what is too large as the largest half for f16, as the largest bf16 for the others.
     void (*store)(const float* key, const float* value, int head_dim, int value_dim, int slot, uint8_t* head);
+    // Puts one of num_rows queries, times the scale of scores, where `piece` reads it.
+    void (*put_query)(const float* query, float scale, int row, int num_rows, int head_dim, uint8_t* queries);
     // One piece on its own. A row's result depends on that row and its keys alone.
     void (*piece)(const AttendPiece& piece, const AttendPartial& out);
     // into <- into merged with from, the piece after it.

@@ -12,7 +12,6 @@
 namespace pelton {
 namespace {
 
-constexpr int kItemRows = 60;         // query rows that share a walk over the keys
 constexpr int kMinItemRows = 12;      // the fewest worth a walk, where the step has them
 constexpr int kItemsPerThread = 4;    // the least that a step should hand out
 constexpr int kChunksPerThread = 16;  // the most, if its items are small
@@ -95,7 +94,8 @@ class Attention {
 
     // Fewer tokens per item where the step would otherwise not give every thread a few.
     int tokens_per_item() const {
-        const int most = std::max(1, kItemRows / heads_per_kv_), least = std::max(1, kMinItemRows / heads_per_kv_);
+        const int most = std::max(1, kernel_.item_rows / heads_per_kv_),
+                  least = std::max(1, kMinItemRows / heads_per_kv_);
         const int share = ceil_div(step_.batch.num_tokens * shape_.num_kv_heads, kItemsPerThread * step_.pool.size());
         return std::clamp(share, least, most);
     }
@@ -160,13 +160,12 @@ class Attention {
 
     Queries gather(const Item& item, int thread) const {
         const int rows = rows_of(item), width = shape_.head_dim;
-        float* queries = reinterpret_cast<float*>(step_.scratch_of(thread));
-        int32_t* positions = reinterpret_cast<int32_t*>(queries + size(rows) * size(width));
+        uint8_t* queries = step_.scratch_of(thread);
+        int32_t* positions = reinterpret_cast<int32_t*>(queries + query_bytes(rows, width));
         for (int r = 0; r < rows; r++) {
             const int t = item.token + r / heads_per_kv_, head = item.kv_head * heads_per_kv_ + r % heads_per_kv_;
-            const float* q = args_.q.row(t) + head * width;
             positions[r] = step_.batch.positions[t];
-            for (int i = 0; i < width; i++) queries[i * rows + r] = q[i] * args_.scale;
+            kernel_.put_query(args_.q.row(t) + head * width, args_.scale, r, rows, width, queries);
         }
         return {{queries, positions, rows, width, shape_.value_dim, args_.window, args_.softcap, 0, {}, {}},
                 reinterpret_cast<float*>(positions) + ceil_div(rows, 16) * 16};
@@ -267,13 +266,13 @@ class Attention {
 }  // namespace
 
 size_t attend_scratch(const KVShape& shape, int num_heads) {
-    const int rows = std::max(kItemRows, num_heads / shape.num_kv_heads);
-    const size_t queries = size(rows) * size(shape.head_dim), positions = size(ceil_div(rows, 16) * 16);
-    return (queries + positions + 2 * partial_floats(rows, shape.value_dim)) * sizeof(float);
+    const int rows = std::max(kMaxItemRows, num_heads / shape.num_kv_heads);
+    const size_t positions = size(ceil_div(rows, 16) * 16);
+    return query_bytes(rows, shape.head_dim) + (positions + 2 * partial_floats(rows, shape.value_dim)) * sizeof(float);
 }
 
 size_t attend_workspace(const KVShape& shape, int num_heads, int max_context, int num_threads) {
-    const int rows = std::max(kItemRows, num_heads / shape.num_kv_heads);
+    const int rows = std::max(kMaxItemRows, num_heads / shape.num_kv_heads);
     // Each item that is cut costs one and a half shares or more.
     const int items = kItemsPerThread * num_threads * 2 / 3, pieces = ceil_div(max_context, kPieceTokens);
     return std::min(kMaxPartialBytes,

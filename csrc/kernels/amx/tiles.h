@@ -49,13 +49,14 @@ class TileRegisters {
 };
 
 // The compiler knows nothing of tile registers: "memory" keeps stores to operands before the loads of them.
+// `stride`: bytes from one row to the next.
 template <int kRegister>
-inline void load_tile(const void* from) {
-    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(size_t{kRowBytes}), "i"(kRegister) : "memory");
+inline void load_tile(const void* from, size_t stride = kRowBytes) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kRegister) : "memory");
 }
 template <int kRegister>
-inline void store_tile(void* to) {
-    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(size_t{kRowBytes}), "i"(kRegister) : "memory");
+inline void store_tile(void* to, size_t stride = kRowBytes) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(kRegister) : "memory");
 }
 template <int kRegister>
 inline void zero_tile() {
@@ -87,15 +88,24 @@ struct Sums {
         if constexpr (kRowTiles == 2) store_tile<sum_register(1, 0)>(to + 512);
         if constexpr (kRowTiles == 2 && kColumnTiles == 2) store_tile<sum_register(1, 1)>(to + 768);
     }
-    // One step: rows[r] and columns[c] point at operand tiles. `then(c)` runs after the products of column tile c.
+    // Into a row-major matrix, `stride` floats from one row to the next.
+    static void store_rows(float* to, size_t stride) {
+        const size_t bytes = stride * sizeof(float), row_tile = kRows * stride;
+        store_tile<sum_register(0, 0)>(to, bytes);
+        if constexpr (kColumnTiles == 2) store_tile<sum_register(0, 1)>(to + kRows, bytes);
+        if constexpr (kRowTiles == 2) store_tile<sum_register(1, 0)>(to + row_tile, bytes);
+        if constexpr (kRowTiles == 2 && kColumnTiles == 2) store_tile<sum_register(1, 1)>(to + row_tile + kRows, bytes);
+    }
+    // One step: rows[r] and columns[c] point at operand tiles, those of rows with `stride` bytes from one row to the
+    // next. `then(c)` runs after the products of column tile c.
     template <class Then>
     [[gnu::always_inline]] static void add_step(const uint8_t* const* rows, const uint16_t* const* columns,
-                                                const Then& then) {
-        load_tile<row_register(0)>(rows[0]);
+                                                const Then& then, size_t stride = kRowBytes) {
+        load_tile<row_register(0)>(rows[0], stride);
         load_tile<column_register(0)>(columns[0]);
         multiply_tiles<sum_register(0, 0), row_register(0), column_register(0)>();
         if constexpr (kRowTiles == 2) {
-            load_tile<row_register(1)>(rows[1]);
+            load_tile<row_register(1)>(rows[1], stride);
             multiply_tiles<sum_register(1, 0), row_register(1), column_register(0)>();
         }
         then(0);

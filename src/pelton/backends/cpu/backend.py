@@ -21,7 +21,7 @@ from pelton.ops.data import F32, I32, Batch, CacheGroup
 from pelton.ops.sampling import Processing, SampleArrays, Sampled, no_samples
 from pelton.ops.spec import AttendSpec
 
-KERNEL_VERSION = 3
+KERNEL_VERSION = 4
 """Raised whenever a kernel's bits change: part of the numerics fingerprint."""
 
 
