@@ -13,7 +13,10 @@ namespace {
 constexpr int kGroupBlocks = 8;
 constexpr int kChunkRows = 128;                    // rows whose sums wait in L1: 8 KiB
 constexpr size_t kChunkBytes = size_t{256} << 10;  // activations that should stay in L2
-constexpr int kPrefetch = 1024;                    // bytes ahead
+
+// Bytes ahead: one row waits for memory alone, and for no longer than it must; more rows compute in between, and
+// what is asked for late leaves both idle by turns.
+constexpr int prefetch_bytes(int num_rows) { return num_rows == 1 ? 1024 : 2048; }
 
 constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
@@ -43,9 +46,8 @@ PELTON_INLINE int group_blocks(int group, int num_blocks) {
 
 // Of a later block: a tile is one stream, which goes on into the next tile.
 template <class Type>
-PELTON_INLINE void prefetch(Block block) {
-    for (int z = 0; z < Tile<Type>::kGroupBytes / kGroupBlocks; z += 64)
-        __builtin_prefetch(block.planes + z + kPrefetch);
+PELTON_INLINE void prefetch(Block block, int bytes) {
+    for (int z = 0; z < Tile<Type>::kGroupBytes / kGroupBlocks; z += 64) __builtin_prefetch(block.planes + z + bytes);
 }
 
 template <class Type>
@@ -89,7 +91,7 @@ void run_few(const uint8_t* tiles, const Activations& x, float* out, size_t ldo,
             const int count = group_blocks(b0 / kGroupBlocks, x.num_blocks);
             for (int j = 0; j < count; j++) {
                 const Block block = Tile<Type>::block(group, count, j);
-                prefetch<Type>(block);
+                prefetch<Type>(block, prefetch_bytes(kRows));
                 const ActivationBlock act = x.block(0, b0 + j);
                 for (int p = 0; p < kParts; p++) {
                     const typename Type::Weights w = Type::unpack(block, p);
@@ -116,7 +118,7 @@ void add_chunk(const uint8_t* tile, const Activations& x, const Chunk& chunk, fl
         const int count = group_blocks(g, x.num_blocks);
         for (int j = 0; j < count; j++) {
             const Block block = Tile<Type>::block(group, count, j);
-            prefetch<Type>(block);
+            prefetch<Type>(block, prefetch_bytes(kPanelRows));
             for (int p = 0; p < kParts; p++) {
                 const typename Type::Weights w = Type::unpack(block, p);
                 float* sum = sums + p * kLanes;
