@@ -54,15 +54,49 @@ shipped on 28 March, two weeks later than planned, because the tests of the paym
 Li Wei asked for two more people in support, since the number of tickets had grown from 310 to 455 in a month. Priya
 Natarajan agreed to one person from 1 April. The next meeting is on 9 April at 10:00 in room 4.
 """
+TICKETS = """
+Shift report, service desk, Tuesday 4 November. At 8:15 Helen Marsh of the Leeds branch called: the label printer in the
+packing hall prints blank labels since the weekend. I had her replace the ribbon, which helped; closed. Just after nine
+Omar Haddad (Bristol, accounts) wrote that he cannot open the payroll folder any more. His group membership was lost
+when the accounts were moved on Friday; passed on to the directory team, urgent, because salaries are paid on Thursday.
+At 10:40 the Dublin warehouse reported by phone, through Aoife Byrne, that the hand scanners lose their wireless
+connection near gate 7. Not reproducible from here, a technician goes there tomorrow; still open, normal. In the
+afternoon, 14:05, Stefan Vogel from Cologne asked for a second screen for his desk. Low priority, ordered, waiting for
+the supplier.
+"""
+TICKETS_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "tickets": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "reporter": {"type": "string"},
+                    "location": {"type": "string"},
+                    "time": {"type": ["string", "null"]},
+                    "problem": {"type": "string"},
+                    "priority": {"enum": ["low", "normal", "urgent"]},
+                    "status": {"enum": ["open", "waiting", "escalated", "closed"]},
+                },
+                "required": ["reporter", "location", "time", "problem", "priority", "status"],
+                "additionalProperties": False,
+            },
+        }
+    },
+    "required": ["tickets"],
+    "additionalProperties": False,
+}
 
 
 class Work(NamedTuple):
-    """One kind of request. `prompts` are asked at once: texts of a user, or token ids."""
+    """One kind of request. `prompts` are asked at once: texts of a user, or token ids. `schema`: of the answers."""
 
     name: str
     prompts: list[str] | list[list[int]]
     max_tokens: int
     temperature: float = 0.0
+    schema: dict[str, Any] | None = None
 
 
 def works(vocab_size: int) -> list[Work]:
@@ -71,11 +105,14 @@ def works(vocab_size: int) -> list[Work]:
     rewrite = f"Rewrite this file. Rename the class Inventory to Warehouse and change nothing else.\n```python{CODE}```"
     contacts = f"Extract all people as a JSON list of objects with name, email and department.\n{LETTER}"
     quote = f"Copy the following text word for word.\n{LETTER}"
+    tickets = f"Extract all tickets from this report.\n{TICKETS}"
     questions = [sky, "How do I boil an egg?", "Write a poem about rain.", "What is a prime number?"]
     return [
         Work("code editing", [rewrite], 200),
         Work("extraction", [f"List each person's name, e-mail address and department, one a line.\n{LETTER}"], 120),
         Work("extraction as JSON", [contacts], 250),
+        Work("extraction under a schema", [tickets], 300, schema=TICKETS_SCHEMA),
+        Work("extraction under a schema, temperature 0.8", [tickets], 300, 0.8, TICKETS_SCHEMA),
         Work("quoting", [quote], 150),
         Work("chat", [sky], 120),
         Work("chat, temperature 0.8", [sky], 120, 0.8),
@@ -91,8 +128,9 @@ def ask(llm: LLM, work: Work) -> tuple[list[tuple[int, ...]], float]:
     params = SamplingParams(max_tokens=work.max_tokens, temperature=work.temperature, seed=1)
     chats: Any = [[{"role": "user", "content": prompt}] for prompt in work.prompts]
     call: Callable[..., list[Result]] = llm.chat if isinstance(work.prompts[0], str) else llm.generate
+    settings: dict[str, Any] = {"use_tqdm": False} | ({"json_schema": work.schema} if work.schema else {})
     started = time.perf_counter()
-    results = call(chats if isinstance(work.prompts[0], str) else work.prompts, params, use_tqdm=False)
+    results = call(chats if isinstance(work.prompts[0], str) else work.prompts, params, **settings)
     seconds = time.perf_counter() - started
     return [result.token_ids for result in results], sum(r.usage.completion_tokens for r in results) / seconds
 

@@ -3,10 +3,12 @@ alone = batched = chunked = cached = preempted = speculated = on any number of t
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,12 +16,23 @@ import pytest
 from pelton.config import EngineConfig
 from pelton.engine import engine as engines
 from pelton.engine.engine import Engine
-from pelton.engine.protocol import Start, Unfold
+from pelton.engine.protocol import Start, Unfold, Vocabulary
 from pelton.errors import InsufficientMemory
 from pelton.formats.bounded_folder import BoundedFolder
 from pelton.formats.quants import WeightType
 from pelton.ops.data import I32
-from pelton.request import Done, EngineRequest, Event, Finish, PromptEvent, SamplingParams, TokenEvent, Usage
+from pelton.request import (
+    Done,
+    EngineRequest,
+    Event,
+    Finish,
+    Grammar,
+    PromptEvent,
+    SamplingParams,
+    Thinking,
+    TokenEvent,
+    Usage,
+)
 from tests.models import convert, tiny
 
 CASES = {
@@ -270,6 +283,57 @@ def test_speculated(model: Path, settings: dict[str, int]):
     assert run(engine, copying(tiny.VOCAB))[0] == expected
     answers = {id: answer for one in copying(tiny.VOCAB) for id, answer in run(engine, [one])[0].items()}
     assert answers == expected
+    engine.close()
+
+
+def under_grammars() -> list[EngineRequest]:
+    """Requests with grammars that force much of their answers, and others in their company."""
+    items = {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {"name": {"type": "string", "maxLength": 4}, "state": {"enum": ["ready", "read only"]}},
+            "required": ["name", "state"],
+            "additionalProperties": False,
+        },
+        "minItems": 2,
+        "maxItems": 3,
+    }
+    schema = Grammar(kind="json_schema", text=json.dumps(items), param="response_format")
+    regex = Grammar(kind="regex", text="the name is [a-z]{2,4}, and the other name is [a-z]{2,4}!", param="regex")
+    thinking = Thinking(open="<t>", close="</t>", is_open=True, budget=6)
+
+    def one(id: str, grammar: Grammar, thinking: Thinking | None = None, **sampling: object) -> EngineRequest:
+        asked = ask(id, [5, 6, 7, 8] * 6, **({"max_tokens": 90} | sampling))
+        return msgspec.structs.replace(asked, grammar=grammar, thinking=thinking, end_ids=(tiny.VOCAB - 1,))
+
+    warm: dict[str, Any] = {"temperature": 0.8, "seed": 7}
+    return [
+        one("schema", schema),
+        one("schema, warm", schema, **warm, n=2),
+        one("regex", regex),
+        one("regex, warm", regex, **warm, n=3),
+        one("penalties", schema, **warm, repetition_penalty=1.2, frequency_penalty=0.4, top_p=0.9),
+        one("stopped", regex, stop_token_ids=(ord(","),), logprobs=5),
+        one("cut", regex, max_tokens=20, **warm),
+        one("thoughts", schema, thinking, **warm),
+        one("thoughts, greedy", regex, thinking),
+        *copying(tiny.VOCAB)[:3],
+    ]
+
+
+def test_speculated_under_grammars(model: Path):
+    tokens = [*(bytes([byte]) for byte in range(128)), b'{"', b'":', b""]
+    assert len(tokens) == tiny.VOCAB
+    vocabulary = Vocabulary(tokens=tokens, control_ids=[tiny.VOCAB - 1], end_ids=[tiny.VOCAB - 1])
+    plain, engine = load(model, speculation="off"), load(model)
+    for each in (plain, engine):
+        each.learn(vocabulary)
+    expected = {id: answer for one in under_grammars() for id, answer in run(plain, [one])[0].items()}
+    assert {id: answer for one in under_grammars() for id, answer in run(engine, [one])[0].items()} == expected
+    assert engine.counters.accepted > 0
+    assert run(engine, under_grammars())[0] == expected
+    plain.close()
     engine.close()
 
 

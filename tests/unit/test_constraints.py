@@ -1,4 +1,5 @@
 import json
+import random
 import threading
 import time
 from collections.abc import Sequence
@@ -268,3 +269,39 @@ def test_a_trial_whose_process_is_killed_is_no_verdict():
 def test_a_schema_that_no_text_fulfils_is_refused(grammars, impossible):
     with pytest.raises(InvalidRequest, match="no text fulfils it"):
         schema(grammars, impossible)
+
+
+FORCING = [
+    ("json_schema", json.dumps(OBJECT)),
+    ("json_schema", json.dumps({"enum": ["engine", "energy", "energetic"]})),
+    ("regex", r"The name is [A-Z][a-z]{2,5}, and the number (is|was) [0-9]+\."),
+    ("lark", 'start: "a" ("true" | "tree") <[258]> " and no more"\n'),
+]
+
+
+@pytest.mark.parametrize(("kind", "text"), FORCING)
+@pytest.mark.parametrize("seed", range(3))
+def test_masks_leave_forced_tokens_alone_and_asking_for_them_changes_nothing(grammars, kind, text, seed):
+    draw, constraint = random.Random(seed), made(grammars, kind, text)
+    unasked = constraint.fork()
+    num_forced = 0
+    for _ in range(200):
+        if constraint.is_finished:
+            break
+        forced, begun = constraint.forced(), constraint.begun()
+        may = allowed(grammars, constraint)[0]
+        assert may == allowed(grammars, unasked)[0]
+        assert constraint.check(forced) == len(forced)
+        if forced:
+            num_forced += 1
+            assert may == {forced[0]}
+            *_, behind = allowed(grammars, constraint, forced)
+            assert behind
+        if begun and not may & {256, 257, 258}:
+            assert all(begun.startswith(TOKENS[token]) or TOKENS[token].startswith(begun) for token in may)
+        # Letters before everything, so that strings end.
+        token = draw.choice(sorted(may & {*b'"}.', 256} or may))
+        for each in (constraint, unasked):
+            each.accept(token)
+            assert each.error is None
+    assert num_forced

@@ -38,6 +38,11 @@ def constrained(id: str, schema: object, length: int = 20, **params: object) -> 
     return msgspec.structs.replace(plain, grammar=grammar)
 
 
+def matching(id: str, pattern: str, length: int = 20, **params: object) -> EngineRequest:
+    asked = constrained(id, LIST, length, **params)
+    return msgspec.structs.replace(asked, grammar=Grammar(kind="regex", text=pattern, param="regex"))
+
+
 def thinking(request: EngineRequest, budget: int | None, is_open: bool = True) -> EngineRequest:
     thoughts = Thinking(open="{{", close="}}", is_open=is_open, budget=budget)
     return msgspec.structs.replace(request, thinking=thoughts)
@@ -206,6 +211,12 @@ def test_drafts_change_nothing(windows):
         constrained("cut", {"type": "string", "minLength": 60}, max_tokens=40, logprobs=2),
         thinking(constrained("thought", LIST, max_tokens=120, n=2), budget=60),
         thinking(request("free", prompt(30), max_tokens=120, end_ids=(END,)), budget=50),
+        matching("forced", "the name of it is [a-z]{3,5}, and that of the other is [a-z]{3,5}-the end", logprobs=3),
+        matching("choices", "(one two three|one two four) five six [0-9]{1,3}", n=3, temperature=0.8, seed=5),
+        matching("penalized", "a long beginning: ([0-9]-){5}and its end", repetition_penalty=1.3, temperature=0.8),
+        matching("ends in it", "abcdefghij", stop_token_ids=(CHARACTERS.index("g"),)),
+        matching("cut in it", "abcdefghij", max_tokens=5),
+        matching("may end", "abc(def)?", n=2, temperature=0.8),
     ]
     expected = run(engine_with_vocabulary(windows=windows, speculation="off")[0], asked)
     engine, _ = engine_with_vocabulary(windows=windows, clock=map(float, itertools.count()).__next__)
@@ -214,6 +225,47 @@ def test_drafts_change_nothing(windows):
         assert drafted.answers(one.id) == expected.answers(one.id), one.id
         assert drafted.last(one.id).usage.completion_tokens == expected.last(one.id).usage.completion_tokens
     assert engine.counters.accepted > 0
+
+
+def test_a_forced_answer_takes_few_steps_and_none_of_its_tokens_is_guessed_wrongly():
+    asked = matching("a", "all of this answer is known before its first token", max_tokens=60)
+    plain, plain_executor = engine_with_vocabulary(speculation="off")
+    expected = run(plain, [asked])
+    engine, executor = engine_with_vocabulary(clock=map(float, itertools.count()).__next__)
+    drafted = run(engine, [asked])
+    assert drafted.answers("a") == expected.answers("a")
+    assert text(drafted, "a") == "all of this answer is known before its first token"
+    assert reason(drafted, "a") == "stop"
+    assert engine.counters.accepted == engine.counters.drafted > 25
+    assert len(executor.steps) < len(plain_executor.steps) / 2
+    assert plain.counters.drafted == 0
+
+
+def test_a_grammar_that_breaks_breaks_with_drafts_as_without(monkeypatch):
+    """The third token of a run is one too many."""
+    accept = constraints.GrammarConstraint.accept
+
+    def breaking(self, token):
+        accept(self, token)
+        self.num_accepted = getattr(self, "num_accepted", 0) + 1
+
+    def fork(self):
+        other = constraints.GrammarConstraint(self._matcher.deep_copy(), self.warnings)
+        other.num_accepted = getattr(self, "num_accepted", 0)
+        return other
+
+    def error(self):
+        return constraints.InvalidRequest("it broke") if getattr(self, "num_accepted", 0) > 2 else None
+
+    monkeypatch.setattr(constraints.GrammarConstraint, "accept", breaking)
+    monkeypatch.setattr(constraints.GrammarConstraint, "fork", fork)
+    monkeypatch.setattr(constraints.GrammarConstraint, "error", property(error))
+    asked = matching("a", "abcdefghij", max_tokens=60)
+    clock = map(float, itertools.count()).__next__
+    ran = [run(engine_with_vocabulary(**each)[0], [asked]) for each in ({"speculation": "off"}, {"clock": clock})]
+    assert ran[0].answers("a") == ran[1].answers("a")
+    assert all(isinstance(each.last("a"), ErrorEvent) for each in ran)
+    assert "it broke" in ran[1].last("a").message
 
 
 @pytest.mark.parametrize("budget", [0, 1, 7])

@@ -92,3 +92,41 @@ def test_a_text_over_the_limit_has_no_match(monkeypatch):
     assert lookup.length > 0
     assert not lookup.read(array("i", [1, 2] * 11), 20, lambda *_: None)
     assert lookup.length == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_going_ahead_finds_what_reading_would_and_leaves_the_index_alone(monkeypatch, seed):
+    monkeypatch.setattr(lookups, "MAX_PLACES", 1 << 30)
+    rng = random.Random(seed)
+    tokens = array("i", [rng.randrange(6) for _ in range(200)])
+    lookup = Lookup()
+    read(lookup, tokens.tolist())
+    expected = lookup.length, lookup.draft(tokens, 5)
+    ahead = lookup.ahead(tokens)
+    text = tokens.tolist()
+    for _ in range(20):
+        token = ahead.token if ahead.length and rng.random() < 0.5 else rng.randrange(6)
+        was = ahead.length
+        is_right = was > 0 and ahead.token == token
+        ahead.take(token)
+        text.append(token)
+        length, place = search_within(text, len(tokens))
+        if is_right:
+            assert ahead.length == min(was + 1, LONGEST)
+        else:
+            assert ahead.length == length
+            if length:
+                assert ahead.token == text[place]
+    assert (lookup.length, lookup.draft(tokens, 5)) == expected
+
+
+def search_within(text: list[int], num_indexed: int) -> tuple[int, int]:
+    """The longest match that ends among the tokens that were read."""
+    best = (0, 0)
+    for place in range(1, num_indexed + 1):
+        length = 0
+        while length < min(LONGEST, place) and text[place - 1 - length] == text[len(text) - 1 - length]:
+            length += 1
+        if length >= max(1, best[0]):
+            best = (length, place)
+    return best

@@ -209,3 +209,21 @@ def test_a_vocabulary_that_cannot_spell_the_end_has_no_budget(missing):
     assert isinstance(refused, PeltonError)
     assert refused.param == "reasoning_budget"
     assert not isinstance(compiled(tokens, len(tokens), budget=None), PeltonError)
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_the_closing_tag_is_forced_and_then_what_the_answer_forces(vocabulary):
+    grammar = Grammar(kind="regex", text="yes[0-9]", param="response_format")
+    text = Text(vocabulary, grammar, budget=2)
+    assert list(text.constraint.forced()) == []
+    text.say(b"a", b"b")
+    spelt = b""
+    while (forced := list(text.constraint.forced())) and b"</think>" not in spelt:
+        assert {forced[0]} == text.allowed()
+        text.constraint.accept(forced[0])
+        spelt += text.tokens[forced[0]]
+    assert spelt == b"\n</think>"
+    assert text.constraint.begun() == b""
+    text.say(b"y")
+    assert text.constraint.begun() == b"es"
+    assert [text.tokens[token] for token in text.constraint.forced()] == [b"e", b"s"]

@@ -78,6 +78,14 @@ class Constraint(Protocol):
         """How many of the drafted tokens, from the first on, are allowed here."""
         ...
 
+    def forced(self) -> Rows[int]:
+        """The tokens that must come next, as far as there is no choice. Asking changes nothing."""
+        ...
+
+    def begun(self) -> bytes:
+        """What the text must go on with, whichever tokens spell it. Asking changes nothing."""
+        ...
+
     def fill(self, masks: Masks, drafts: Rows[int]) -> None:
         """Write `1 + len(drafts)` rows: what may come next, and what after each of the drafts, which are allowed."""
         ...
@@ -115,6 +123,14 @@ class GrammarConstraint:
     def check(self, drafts: Rows[int]) -> int:
         """How many of the drafted tokens, from the first on, the grammar allows here."""
         return self._matcher.validate_tokens(list(drafts)) if drafts else 0
+
+    def forced(self) -> Rows[int]:
+        """The tokens that must come next, as far as there is no choice: the masks leave only them."""
+        return self._matcher.compute_ff_tokens()
+
+    def begun(self) -> bytes:
+        """What the text must go on with, whichever tokens spell it."""
+        return self._matcher.compute_ff_bytes()
 
     def fill(self, masks: Masks, drafts: Rows[int]) -> None:
         """Write `1 + len(drafts)` rows: what may come next, and what after each of the drafts, which are allowed."""
@@ -301,8 +317,8 @@ class _Bytes:
         self.tokenizer: LLTokenizer | None = None
 
     def __call__(self, text: str) -> list[int]:
-        """Some tokens that make up `text`. Asked only for what all texts of a grammar begin with; no mask depends on
-        which tokens these are."""
+        """The tokens that make up `text`, the longest first. Asked only for what all texts of a grammar have here: the
+        masks leave these tokens alone, but for the last ones, which could be joined with what follows."""
         return [] if self.tokenizer is None else self.tokenizer.greedy_tokenize(text)
 
 

@@ -89,22 +89,64 @@ class Lookup:
 
     def _search(self, tokens: array[int], last: int) -> None:
         """Find the longest match of the tokens up to `last`, the one that was indexed last."""
-        self.length = 0
-        place = self._earlier[last]
+        self.length, self._place = self._longest(tokens, last, self._earlier[last], self._before)
+
+    def _longest(self, tokens: array[int], last: int, place: int, before: int) -> tuple[int, int]:
+        """Length and end of the longest match of the tokens up to `last`, whose last pair stood at `place` before, and
+        the last token of it at `before`."""
+        longest, end = 0, 0
         for _ in range(MAX_PLACES):
-            if place < 0 or self.length == LONGEST:
+            if place < 0 or longest == LONGEST:
                 break
             length = 2
             while length < min(LONGEST, place + 1) and tokens[place - length] == tokens[last - length]:
                 length += 1
-            if length > self.length:
-                self.length, self._place = length, place + 1
+            if length > longest:
+                longest, end = length, place + 1
             place = self._earlier[place]
-        if not self.length and self._before >= 0:
-            self.length, self._place = 1, self._before + 1
+        if not longest and before >= 0:
+            longest, end = 1, before + 1
+        return longest, end
+
+    def match(self, text: array[int]) -> tuple[int, int]:
+        """Length and end of the longest match of `text`, which goes on from what was read."""
+        pair = text[-2] * _SHIFT + text[-1]
+        return self._longest(text, len(text) - 1, self._latest.get(pair, -1), self._last.get(text[-1], -1))
+
+    def ahead(self, tokens: array[int]) -> Ahead:
+        """What is predicted behind `tokens`, which were read, and behind what may follow them."""
+        return Ahead(self, tokens, self._place)
 
     def draft(self, tokens: array[int], num_tokens: int) -> array[int]:
         """What followed the match, `num_tokens` of it. Where that reaches the sequence's end, it goes on in the same
         period."""
         behind = tokens[self._place : self._place + num_tokens]
         return (behind * -(-num_tokens // len(behind)))[:num_tokens]
+
+
+class Ahead:
+    """A prediction that goes ahead of its sequence; the index stays as it is. `length`: tokens of the present match,
+    0: there is none."""
+
+    __slots__ = ("_lookup", "_place", "_text", "length")
+
+    def __init__(self, lookup: Lookup, tokens: array[int], place: int) -> None:
+        self._lookup = lookup
+        self._text = tokens[:]
+        self._place = place
+        self.length = lookup.length
+
+    @property
+    def token(self) -> int:
+        """What followed the match."""
+        return self._text[self._place]
+
+    def take(self, token: int) -> None:
+        """Go on by a token, predicted or not."""
+        is_right = self.length > 0 and self.token == token
+        self._text.append(token)
+        if is_right:
+            self._place += 1
+            self.length = min(self.length + 1, LONGEST)
+        else:
+            self.length, self._place = self._lookup.match(self._text)

@@ -17,10 +17,10 @@ from pelton.request import EngineRequest
 
 if TYPE_CHECKING:
     from pelton.engine.constraints import Constraint
+    from pelton.engine.drafter import Drafter
     from pelton.engine.moves import Saved
     from pelton.engine.penalties import History
     from pelton.engine.prefix_cache import Node
-    from pelton.engine.speculative import Drafter
 
 URGENT = -(1 << 63)
 """The rank of a sequence whose turn came because it had waited too long: before any priority."""

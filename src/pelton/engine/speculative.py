@@ -4,25 +4,24 @@ Every row of a draft is drawn with the key of its own position, as if the drafte
 before the first that differs from what was drawn are; what was drawn in its place is what plain decoding draws.
 
 A draft costs time whether it is accepted or not. `Speculation` weighs the two. How likely a drafted token is right is
-measured for matches of each length, over each sequence and over all. It is measured in plain steps just as well: what
-would have been drafted is compared with what was drawn, so that finding out that drafts do not pay costs nothing. What
-a step with more rows takes comes from `Pace`. Of all drafted tokens that there could be, the likeliest are taken, as
+what a sequence's `Drafter` has measured. It is measured in plain steps just as well: what would have been drafted is
+compared with what was drawn, so that finding out that drafts do not pay costs nothing. What a step with more rows takes
+comes from `Pace`. Of all drafted tokens that there could be, the likeliest are taken, as
 many as give the batch the most tokens per second.
 """
 
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Mapping
 from itertools import chain, islice
 
 from pelton.backends.base import Sampled
-from pelton.engine.acceptance import Acceptance
 from pelton.engine.batch import Row
 from pelton.engine.draft_policy import DraftPolicy
+from pelton.engine.drafter import Drafter, LookupDrafter, MatchAcceptance
 from pelton.engine.drafting import LEAST_GAIN, PAST, Drafting, Plan, with_rows
-from pelton.engine.lookup import LONGEST, Lookup
+from pelton.engine.grammar_drafter import GrammarDrafter, GuessAcceptance
 from pelton.engine.pace import Pace, Shape
 from pelton.engine.sequence import Sequence
 
@@ -30,8 +29,6 @@ MAX_DRAFT = 32
 """Tokens of a draft."""
 MAX_LOOKED = 16
 """Sequences that a step looks at for drafts: its time on the host is bounded. Others have their turn in the next."""
-LEAST_CHANCE = 0.04
-"""A drafted token that is less likely to be accepted is not looked at."""
 FIRST_PROBE, LAST_PROBE = 16, 1024
 """Steps with offers to the first one that drafts more than seems best, to see what more rows cost; the time to the
 next one doubles."""
@@ -41,10 +38,6 @@ MOST_LOST = 0.02
 """Share of the time since the last probe that one may be expected to lose."""
 NUM_PROBES = 6
 """Each probe has twice the rows of the one before, until so many; then they begin again with one per sequence."""
-
-
-FIRST_CHANCES = (0.0, 0.05, 0.4, 0.6, 0.75, 0.85, 0.9)
-"""That a drafted token is right, by the bits of the match's length, before anything was seen."""
 
 
 def count_accepted(rows: list[Row], sampled: Sampled) -> dict[Sequence, int]:
@@ -59,42 +52,6 @@ def count_accepted(rows: list[Row], sampled: Sampled) -> dict[Sequence, int]:
     return accepted
 
 
-class MatchAcceptance(Acceptance):
-    """How often the token behind a match of some length was right. Lengths are told apart by their number of bits."""
-
-    __slots__ = ()
-
-    def __init__(self, prior: MatchAcceptance | None = None, window: float = 24.0) -> None:
-        super().__init__(FIRST_CHANCES, prior, window)
-
-    def learn(self, length: int, is_right: bool) -> None:
-        """One more observation."""
-        self.observe(length.bit_length(), is_right)
-
-    def gains(self, length: int, num_tokens: int) -> list[float]:
-        """For each token of a draft behind a match of that length, how likely it is accepted, as far as that is likely
-        at all. Each accepted token makes the match longer."""
-        chances = [self.chance(bits) for bits in range(length.bit_length(), LONGEST.bit_length() + 1)]
-        gains: list[float] = []
-        gain = 1.0
-        for match in range(length, length + num_tokens):
-            gain *= chances[min(match, LONGEST).bit_length() - length.bit_length()]
-            if gain < LEAST_CHANCE:
-                break
-            gains.append(gain)
-        return gains
-
-
-class Drafter:
-    """What speculation keeps of one sequence."""
-
-    __slots__ = ("acceptance", "lookup")
-
-    def __init__(self, everyone: MatchAcceptance) -> None:
-        self.lookup = Lookup()
-        self.acceptance = MatchAcceptance(everyone)
-
-
 class Speculation:
     """Decides per step which sequences get drafts, and how long ones. `model`: the policy of a draft model."""
 
@@ -103,6 +60,8 @@ class Speculation:
         self.model = model
         self._everyone = {is_drawn: MatchAcceptance(window=1000.0) for is_drawn in (False, True)}
         """Of greedy sequences and of others."""
+        self._under_grammars = {is_drawn: GuessAcceptance(window=1000.0) for is_drawn in (False, True)}
+        """The same, where a grammar says which guesses can be right."""
         self._turn = 0
         self._num_probes = 0
         self._until_probe = self._probe_after = FIRST_PROBE
@@ -129,7 +88,8 @@ class Speculation:
         drafting = None if self.model is None else self.model.plan(shape, looked, plan, spare)
         for sequence, num_tokens in plan.lengths.items():
             if drafting is None or sequence not in drafting.depths:
-                sequence.draft = _permitted(sequence, num_tokens)
+                assert sequence.drafter is not None
+                sequence.draft = sequence.drafter.guessed[:num_tokens]
         return drafting
 
     def _looked(self, sequences: Mapping[Sequence, int]) -> list[Sequence]:
@@ -141,20 +101,22 @@ class Speculation:
         return [sequence for sequence in looked if sequence.group.beams is None]
 
     def _offers(self, looked: list[Sequence], spare: int) -> list[tuple[float, int, Sequence]]:
-        """All tokens that lookup could draft: how likely each is accepted, its place in its draft (negative), and of
-        which sequence."""
+        """All tokens that could be drafted without the draft model: how likely each is accepted, its place in its draft
+        (negative), and of which sequence."""
         offers: list[tuple[float, int, Sequence]] = []
         for sequence in looked:
-            drafter = sequence.drafter
-            if drafter is None:
-                drafter = sequence.drafter = Drafter(self._everyone[sequence.group.request.sampling.temperature > 0])
-            lookup = drafter.lookup
-            if not lookup.read(sequence.tokens, sequence.num_prompt, drafter.acceptance.learn) or not lookup.length:
-                continue
+            if sequence.drafter is None:
+                sequence.drafter = self._new_drafter(sequence)
             most = min(MAX_DRAFT, spare, sequence.max_length - len(sequence.tokens) - 1)
-            gains = drafter.acceptance.gains(lookup.length, most)
+            gains = sequence.drafter.guess(sequence, most)
             offers += [(gain, -place, sequence) for place, gain in enumerate(gains)]
         return offers
+
+    def _new_drafter(self, sequence: Sequence) -> Drafter:
+        is_drawn = sequence.group.request.sampling.temperature > 0
+        if sequence.constraint is None:
+            return LookupDrafter(self._everyone[is_drawn])
+        return GrammarDrafter(self._under_grammars[is_drawn])
 
     def _can_pay(self, shape: Shape, spare: int) -> bool:
         """Would there be more tokens per second with some number of drafted tokens, if all were accepted?"""
@@ -177,7 +139,7 @@ class Speculation:
         return self.pace.predict(drafted) * self.pace.doubt(drafted)
 
     def _choose(self, shape: Shape, offers: list[tuple[float, int, Sequence]], spare: int) -> Plan:
-        """How many tokens to draft for which sequences by lookup, and what that is expected to give."""
+        """How many tokens to draft for which sequences, and what that is expected to give."""
         offers.sort(key=lambda offer: offer[:2], reverse=True)
         plain = self.pace.predict(shape)
         within = self._within(shape)
@@ -220,15 +182,3 @@ class Speculation:
         self._num_probes += 1
         self._until_probe = self._probe_after = min(2 * self._probe_after, LAST_PROBE)
         return wanted
-
-
-def _permitted(sequence: Sequence, num_tokens: int) -> array[int]:
-    """The sequence's draft, up to what ends it and to what its grammar does not allow."""
-    assert sequence.drafter is not None
-    draft = sequence.drafter.lookup.draft(sequence.tokens, num_tokens)
-    ends = sequence.group.end_ids
-    if not ends.isdisjoint(draft):
-        draft = draft[: next(place for place, token in enumerate(draft) if token in ends)]
-    if sequence.constraint is not None:
-        draft = draft[: sequence.constraint.check(draft)]
-    return draft

@@ -118,6 +118,16 @@ class ThinkingConstraint:
             state = self._after(state, token)
         return len(drafts)
 
+    def forced(self) -> Sequence[int]:
+        """The tokens that must come next, as far as there is no choice."""
+        if self._state.phase == "closing":
+            return [self._table.forced(self._state.tail)]
+        return () if self._state.phase != "answer" or self._answer is None else self._answer.forced()
+
+    def begun(self) -> bytes:
+        """What the answer must go on with, whichever tokens spell it."""
+        return b"" if self._state.phase != "answer" or self._answer is None else self._answer.begun()
+
     def fill(self, masks: Masks, drafts: Sequence[int]) -> None:
         """Write `1 + len(drafts)` rows: what may come next, and what after each of the drafts, which are allowed."""
         state = self._state
