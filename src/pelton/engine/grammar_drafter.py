@@ -27,7 +27,7 @@ match, by the bits of its length."""
 HABIT = 0
 """The kind of the former."""
 LEAST_CHANCE = 0.1
-"""A token that is less likely to be accepted is not guessed: going ahead takes the grammar some 20 us for each."""
+"""A token that is less likely to be accepted is not guessed: going ahead takes some 40 us of the step for each."""
 MOST_HABITS = 4
 """Tokens that are remembered for the same bytes."""
 
