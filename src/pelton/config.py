@@ -79,7 +79,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The token budget of one step, shared by decodes and prefill chunks."""
     target_itl: float = 0.0
     """Milliseconds between two tokens of a stream that prefill chunks are cut to keep; 0: 50, or twice what a step
-    without prefill takes where that is more."""
+    takes that decodes all that run, those included whose prompts are still computed, where that is more."""
     max_sequences: int = 64
     """Sequences that run at once."""
     max_queue: int = 256

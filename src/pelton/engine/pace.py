@@ -26,7 +26,8 @@ from typing import NamedTuple
 TARGET = 0.05
 """Seconds between two tokens of a stream that are always allowed, unless a target is set."""
 PLAIN_STEPS = 2.0
-"""Without a target, a step may take this many times as long as one that only decodes."""
+"""Without a target, a step may take this many times as long as one that only decodes, for all that run: those whose
+prompts are still computed count, too. A lone stream would else keep a crowd waiting for a pace that ends with them."""
 LEAST = 1.25
 """Whatever the target, a step may take this many times as long as one that only decodes: prompts get on."""
 NUM_WARMUP = 8
@@ -261,14 +262,22 @@ class Pace:
             self._tail = max(LEAST_TAIL, self._tail + TAIL_RATE * ((error > self._tail) - TAIL))
         self._unread.clear()
 
-    def spare(self, shape: Shape, num_bytes: int) -> float:
+    def spare(self, shape: Shape, num_bytes: int, num_joining: int = 0) -> float:
         """Seconds that prefill and moves of so many bytes may add to a step that else only decodes, such that it keeps
-        to the target although predictions are off now and then."""
+        to the target although predictions are off now and then. `num_joining`: streams that the prefill will begin."""
         self._learn()
-        plain = (self._plain if self._num_drafting < FORGET else self._all).predict(shape)
-        target = self.target or max(TARGET, PLAIN_STEPS * plain)
+        costs = self._plain if self._num_drafting < FORGET else self._all
+        plain = costs.predict(shape)
+        target = self.target or max(TARGET, PLAIN_STEPS * self._plain_with(costs, shape, num_joining))
         limit = target / max(1 + MARGIN * self.spread, math.exp(self._tail - LEAST_TAIL))
         return max(limit - self.predict(shape._replace(num_bytes=num_bytes)), (LEAST - 1) * plain)
+
+    def _plain_with(self, costs: Costs, shape: Shape, num_joining: int) -> float:
+        """What a plain step takes with so many more streams. Plain steps may never have had as many rows, and mixed
+        ones may mislead: the lower of what their costs say, so that neither makes the target too long."""
+        tokens, rows, read, pairs, _ = shape
+        joined = Shape(tokens + num_joining, rows + num_joining, read, pairs)
+        return max(costs.predict(shape), min(costs.predict(joined), self.predict(joined)))
 
     def chunk_seconds(self, start: int, num_tokens: int, is_scored: bool = True) -> float:
         """What a chunk that begins at `start`, and ends its prompt, adds to a step. Each token of one that is not

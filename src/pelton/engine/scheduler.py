@@ -132,7 +132,10 @@ class Scheduler:
         tokens, seconds = self.max_tokens - sum(work.chunks.values()), self._spare_seconds(work, prefills)
         oldest = min(prefills, key=lambda s: s.age)
         kept_tokens = min(oldest.num_new, -(-tokens // 4))
-        kept_seconds = min(seconds / 4, self.pace.chunk_seconds(oldest.num_computed, oldest.num_new, oldest.is_scored))
+        one, whole = (
+            self.pace.chunk_seconds(oldest.num_computed, count, oldest.is_scored) for count in (1, oldest.num_new)
+        )
+        kept_seconds = min(max(seconds / 4, one), whole)
         for sequence in sorted(prefills, key=lambda s: (s.rank, s.num_new)):
             self._extend_match(sequence)
             if sequence is oldest:
@@ -150,7 +153,8 @@ class Scheduler:
         """What these prefills, all of idle priority or none, may add to the time of a step with these decodes."""
         if not work.chunks and prefills[0].rank < IDLE:
             return math.inf
-        return self.pace.spare(work.shape, self.memory.num_bytes(self.memory.moves))
+        num_joining = sum(map(_num_streams, prefills)) if work.chunks else 0
+        return self.pace.spare(work.shape, self.memory.num_bytes(self.memory.moves), num_joining)
 
     def _extend_match(self, sequence: Sequence) -> None:
         """Use what other sequences have published between a sequence's admission and its first step."""
@@ -219,3 +223,9 @@ class Scheduler:
             tokens = sequence.tokens[: sequence.node.depth * BLOCK_TOKENS]
             num_shared = sequence.node.depth if sequence.group.request.pin_ttl else sequence.num_cached // BLOCK_TOKENS
             tier.offer(namespace_of(sequence), tokens, sequence.node, num_shared)
+
+
+def _num_streams(prefill: Sequence) -> int:
+    """How many streams will decode when it is complete."""
+    num_left = (prefill.group.request.sampling.max_tokens or 0) - prefill.num_output
+    return prefill.num_slots if num_left > 1 else 0
