@@ -42,7 +42,7 @@ TAIL = 0.01
 """The part of the steps that may be over the target by more than `LEAST_TAIL`."""
 TAIL_RATE = 0.2
 """What one of them moves the limit by."""
-LEAST_TAIL = math.log(1.2)
+LEAST_TAIL = math.log(1.15)
 FORGET = 32
 """After so many steps with drafts, and none without, what plain ones took is of no use."""
 RANGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
