@@ -197,7 +197,15 @@ def test_a_local_file_is_found_by_its_path(tmp_path, models, monkeypatch):
     assert models.resolve(str(path)) == path
     assert models.resolve("m.gguf").read_bytes() == b"GGUF"
     assert models.resolve("./m.gguf").read_bytes() == b"GGUF"
-    for missing in ("none.gguf", "./none.gguf", "/none.gguf"):
+    (tmp_path / "sha256-12ab").write_bytes(b"GGUF")
+    for spelled in (str(tmp_path / "sha256-12ab"), "./sha256-12ab"):
+        assert models.resolve(spelled).read_bytes() == b"GGUF"
+    with pytest.raises(ModelNotFound):
+        models.resolve("sha256-12ab")
+    (tmp_path / "text").write_text("no model")
+    with pytest.raises(ModelNotFound, match="text: this is no GGUF file"):
+        models.resolve("./text")
+    for missing in ("none.gguf", "./none.gguf", "/none.gguf", "./none", "~/none", str(tmp_path)):
         with pytest.raises(ModelNotFound, match="there is no such file"):
             models.resolve(missing)
     for wrong in ("x" * 5000 + ".gguf", "~no-such-user/m.gguf"):

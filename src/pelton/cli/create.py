@@ -25,7 +25,7 @@ def run(name: str, path: Path) -> None:
     if preset.template is not None:
         Template(preset.template).check()
     local = path.parent / Path(described.base).expanduser()
-    if described.base.endswith(".gguf") and (local.is_file() or described.base.startswith((".", "/", "~"))):
+    if catalogue.is_path(described.base) or (described.base.endswith(".gguf") and local.is_file()):
         sha256 = create.bring(store, local)
         file = re.sub(r"[^A-Za-z0-9._+-]", "_", local.name).lstrip("._+-")
         create.name_blob(store, name, file, sha256, preset)

@@ -140,16 +140,30 @@ def find(name: str) -> Model:
     )
 
 
+def is_path(name: str) -> bool:
+    """Can it be a path alone? No name begins like this. A file so named need not end in .gguf: stores of models name
+    theirs by digests."""
+    return name.startswith((".", "/", "~"))
+
+
 def local_file(name: str) -> Path | None:
-    """The file that `name` is the path of; None where it is a name. Raises ModelNotFound for a path to nothing."""
-    if not name.endswith(".gguf"):
+    """The file that `name` is the path of; None where it is a name. Raises ModelNotFound for a path to nothing, and for
+    one to a file that neither is called a GGUF file nor begins like one."""
+    if not is_path(name) and not name.endswith(".gguf"):
         return None
     try:
         path = Path(name).expanduser()
         if path.is_file():
-            return path
+            if name.endswith(".gguf") or _begins_like_gguf(path):
+                return path
+            raise ModelNotFound(f"{name[:200]}: this is no GGUF file")
     except (OSError, RuntimeError, ValueError) as error:  # too long, no such user, a null byte
         raise ModelNotFound(f"{name[:200]!r} cannot be a path: {error}") from None
-    if name.startswith((".", "/", "~")) or _HUB_NAME.fullmatch(name) is None:
+    if is_path(name) or _HUB_NAME.fullmatch(name) is None:
         raise ModelNotFound(f"{name[:200]}: there is no such file")
     return None
+
+
+def _begins_like_gguf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
