@@ -179,18 +179,18 @@ def test_a_second_signal_ends_at_once_and_quietly(tmp_path, smollm2):
         chunks.close()
 
 
-def loading(server: Server) -> list[int]:
+def loading(server: Server, model: Path) -> list[int]:
     """The engine's process, once its model is being loaded: it has the file open, and the server hears signals."""
     deadline = time.monotonic() + 30
-    while not ((engine := server.engines()) and _has_model(engine[0])):
+    while not ((engine := server.engines()) and _has_open(engine[0], model)):
         assert time.monotonic() < deadline
     assert _catches(server.process.pid, signal.SIGTERM)
     return engine
 
 
-def _has_model(pid: int) -> bool:
+def _has_open(pid: int, model: Path) -> bool:
     with contextlib.suppress(OSError):
-        return ".gguf" in Path(f"/proc/{pid}/maps").read_text()
+        return model.name in Path(f"/proc/{pid}/maps").read_text()
     return False
 
 
@@ -201,7 +201,7 @@ def _catches(pid: int, number: signal.Signals) -> bool:
 
 def test_a_signal_while_a_model_is_loaded_ends_that(tmp_path, smollm2):
     server = Server(tmp_path, str(smollm2))
-    engine = loading(server)
+    engine = loading(server, smollm2)
     began = time.monotonic()
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(20) == 0
@@ -214,7 +214,7 @@ def test_a_signal_while_a_model_is_loaded_ends_that(tmp_path, smollm2):
 
 def test_a_second_signal_while_a_model_is_loaded_ends_at_once(tmp_path, smollm2):
     server = Server(tmp_path, str(smollm2))
-    engine = loading(server)
+    engine = loading(server, smollm2)
     os.kill(engine[0], signal.SIGSTOP)  # so that it does not end when it is asked to
     server.process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + 20
@@ -236,7 +236,7 @@ def test_a_signal_gives_up_the_load_that_a_request_waits_for(tmp_path, smollm2):
     file.write_text(f'[models.m]\nmodel = "{smollm2}"\n')
     with serving(tmp_path, "--models-file", str(file)) as server, ThreadPoolExecutor(1) as users:
         asked = users.submit(server.post, SHORT)
-        engine = loading(server)
+        engine = loading(server, smollm2)
         began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         assert asked.result().status_code == 503
