@@ -1,6 +1,7 @@
 // attention_fold.h: what came of a row's pieces becomes its result.
 #pragma once
 
+#include "kernels/attention.h"
 #include "kernels/portable/math.h"
 
 namespace pelton::PELTON_ISA {
