@@ -6,8 +6,8 @@ before the first that differs from what was drawn are; what was drawn in its pla
 A draft costs time whether it is accepted or not. `Speculation` weighs the two. How likely a drafted token is right is
 what a sequence's `Drafter` has measured. It is measured in plain steps just as well: what would have been drafted is
 compared with what was drawn, so that finding out that drafts do not pay costs nothing. What a step with more rows takes
-comes from `Pace`. Of all drafted tokens that there could be, the likeliest are taken, as many as give the batch the most
-tokens per second.
+comes from `Pace`. Of all drafted tokens that there could be, the likeliest are taken, as many as give the batch the
+most tokens per second.
 """
 
 from __future__ import annotations
